@@ -29,7 +29,7 @@ from mamf.engine.search.grid import plan_search
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import find_rate
+from mamf.measurement import find_rate, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import MIN_ARRAYS_TO_CACHE_RATIO, BandwidthOperation, BandwidthProblem
 from mamf.operations.matmul.operation import make_problem
@@ -216,12 +216,12 @@ def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan])
 
 
 def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
-    """Print a warning for each search that the budget makes shorter than usual, because its ceiling may be too low."""
-    for search in searches:
-        full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
-        if search.budget_seconds and search.budget_seconds < full_seconds:
+    """Print one warning for all searches that the budget makes equally short, because their ceilings may be too low."""
+    pairs = (((each.budget_seconds, len(each.regimes)), f"the {get_ceiling_name(each)} ceiling") for each in searches)
+    for (seconds, regime_count), names in group_pairs(pairs).items():
+        full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[regime_count]
+        if seconds and seconds < full_seconds:
             warn(
-                f"--budget leaves only {search.budget_seconds:.3g} of the usual {full_seconds:.0f} s for the "
-                f"{get_ceiling_name(search)} ceiling: the ceiling may be several percent too low, and shares of it too "
-                "high; give a longer --budget"
+                f"--budget leaves only {seconds:.3g} of the usual {full_seconds:.0f} s for {' and '.join(names)}: a "
+                "ceiling may be several percent too low, and shares of it too high; give a longer --budget"
             )

@@ -114,7 +114,8 @@ def report_run_to_watcher(
 ) -> None:
     """Tell the watching process where the log is and, before each launch, which row to append if the launch crashes.
 
-    ``logged_rows``: the rows that the log has so far. A row whose launch ended a process is not launched again.
+    ``logged_rows``: the rows that the log has so far. mamf does not launch a row again if its launch ended an earlier
+    process.
     """
     from mamf.engine.runner import get_crash_record
 

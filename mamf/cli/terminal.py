@@ -64,8 +64,8 @@ def reserve_stdout_for_reports() -> None:
 
 @contextlib.contextmanager
 def redirect_reports(stream: TextIO) -> Iterator[None]:
-    """Print reports to ``stream`` instead of stdout while the context is open, so that a command can keep the report of
-    another command that it runs.
+    """Print reports to ``stream`` instead of stdout while the context is open, so that a command can redirect the
+    report of another command that it runs.
     """
     _REPORT_STREAMS.insert(0, stream)
     try:
@@ -92,9 +92,11 @@ def warn(line: str) -> None:
         print_wrapped_line(f"mamf: {line}", sys.stderr)
 
 
-def print_wrapped_line(line: str, stream: TextIO) -> None:
-    """Print a line to ``stream``, and break the line at spaces if it is wider than the terminal."""
-    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream))}\n", stream)
+def print_wrapped_line(line: str, stream: TextIO, indent: int = 4) -> None:
+    """Print a line to ``stream``. If it is wider than the terminal, break it at spaces and begin each further line with
+    ``indent`` spaces.
+    """
+    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream), indent)}\n", stream)
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
@@ -200,7 +202,7 @@ _SWITCH_KEYWORDS = {"action": "store_true"}
 _FILE_KEYWORDS, _FOLDER_KEYWORDS = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
 SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--anyway": SharedOption(
-        "use figures even if another device or other settings gave them; the report then warns",
+        "accept figures that were measured on another device or with other settings; the report then has a warning",
         "",
         _SWITCH_KEYWORDS,
     ),
@@ -226,13 +228,13 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--dry-run": SharedOption("print what mamf would measure or write, then stop", "", _SWITCH_KEYWORDS),
     "--dtype": SharedOption(
-        "dtype of the operands: bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, or a scaled format "
-        "such as fp8_rowwise, mxfp8 or nvfp4",
+        "dtype of the operands, if the kernel supports it: bfloat16, float16, float32, tf32, float64, fp8, "
+        "float8_e5m2, int8, or a scaled format such as fp8_rowwise, mxfp8 or nvfp4",
         "bfloat16, or float16 if the device lacks it",
         {"nargs": "+"},
     ),
     "--format": SharedOption("format of the report", "table", {"choices": REPORT_FORMATS, "default": "table"}),
-    "--from": SharedOption("report on the logs in these folders instead of measuring", "", _FOLDER_KEYWORDS),
+    "--from": SharedOption("folders with existing logs to report on, instead of measuring", "", _FOLDER_KEYWORDS),
     "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
         "only for kernels given as package.module:Class",

@@ -57,7 +57,10 @@ def measure_matmul_flops(
                 shape = MatmulShape(size, size, size)
                 seconds = _time_prepared_launch(kernel.prepare(backend, problem, shape, pool), backend)
                 if not seconds > 0:
-                    raise PluginError(f"backend {backend.name} is broken: its timer reports {seconds:g} s for a matmul")
+                    raise PluginError(
+                        f"backend {backend.name} is broken: compute_seconds_between returned {seconds:g} s for a "
+                        "matmul, but must return more than 0 s"
+                    )
                 flops = shape.flop / seconds
                 min_seconds = _MIN_PROBE_LAUNCH_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_MATMUL_SECONDS
                 if seconds >= min_seconds or size >= max_size:

@@ -84,7 +84,8 @@ def measure_row(
 
     - ``operand_pool``: the buffers of the operands, which rows of a run share.
     - ``max_possible_rate``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
-    - ``should_measure_clock``: takes the row's rate in FLOP/s, and returns whether to measure the true clock too.
+    - ``should_measure_clock``: a function that takes the row's rate in FLOP/s, and returns whether to measure the true
+      clock of the compute units too.
     """
     run = _RowMeasurement(
         kernel, problem, shape, regime, operand_pool, stopping_rule, max_possible_rate, should_measure_clock
@@ -94,7 +95,7 @@ def measure_row(
         return run.measure_row()
     except WrongResultError as error:
         return run.make_row("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
-    except get_catchable_plugin_errors() as error:  # Whatever a vendor's library raises becomes the status of the row.
+    except get_catchable_plugin_errors() as error:  # Any error of a vendor's library becomes the status.
         status, reason = classify_error(error, kernel, backend)
     # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
@@ -232,8 +233,8 @@ class _RowMeasurement:
 def build_row_from_samples(
     kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, samples: Samples, verdict: Verdict
 ) -> Measurement:
-    """Build a row of the log from samples that the caller took without the regime's loop. ``verdict``: how far the
-    worst verified output is from its reference.
+    """Build a row of the log from samples that the caller took itself, without ``Regime.take_samples``. ``verdict``:
+    how far the worst verified output is from its reference.
     """
     limit = compute_max_possible_rate(kernel, regime.backend.info, problem, shape)
     return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row_from_samples(

@@ -40,7 +40,7 @@ from mamf.plugins.contracts import convert_plugin_errors
 
 #: A kernel that has crashed the process this many times is not launched again.
 _MAX_CRASHES_PER_KERNEL = 3
-#: The name by which the user requested a kernel, and the kernel.
+#: A pair of the name by which the user requested a kernel, and this kernel.
 NamedKernel = tuple[str, AnyKernel]
 
 
@@ -344,7 +344,7 @@ class RunSetup:
         rows = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
-                library = row.kernel.partition("[")[0]  # Drop the name of an algorithm, which may follow in brackets.
+                library = row.kernel.partition("[")[0]  # Drop the name of the algorithm, if it follows in brackets.
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
                 rows[row.step._replace(kernel=name)] = row
         return rows

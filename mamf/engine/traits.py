@@ -79,7 +79,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
         )
         try:
             _TRAITS_BY_DEVICE[key] = measure_traits(backend)
-        except get_catchable_plugin_errors() as error:  # Catch whatever a vendor's library raises.
+        except get_catchable_plugin_errors() as error:  # Catch any error of a vendor's library.
             remark = (
                 f"mamf uses default rest times between launches, because measuring them failed: {describe_error(error)}"
             )

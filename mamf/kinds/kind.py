@@ -51,10 +51,10 @@ class ReportOptions:
 class RunKind:
     """A kind of run, such as a sweep: how mamf measures such a run, and how it reports, draws and summarizes its logs.
 
-    The default methods suit logs with rows of several kernels of one operation, which reports rank together.
+    The default methods are for logs with several kernels of one operation, which reports compare in one table.
 
     - ``name``: the name of the kind in plans and logs.
-    - ``noun_phrase``: what such a run is called in a sentence, with an article.
+    - ``noun_phrase``: what such a run is called in a sentence, with an article, such as ``a sweep``.
     - ``has_ceilings``: True if such a run confirms ceilings.
     - ``is_accepted_in_results``: True if results/ accepts logs of such a run.
     """

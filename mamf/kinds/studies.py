@@ -137,7 +137,7 @@ class RooflineKind(FindKind):
 
 
 class VerifyKind(RunKind):
-    """A kind of run that draws random problems and checks the whole output of each."""
+    """A kind of run that launches kernels on random problems, and checks the whole of each output."""
 
     name = VERIFY
     noun_phrase = "a verification"

@@ -55,7 +55,9 @@ class CollectiveProblem(CheckedProblem):
         default=0,
         # The maximum is more blocks than any device can run at once.
         metadata=describe(
-            "number of thread blocks that communicate on each device; 0: the library chooses", minimum=0, maximum=1024
+            "number of thread blocks that communicate on each device; 0: the library chooses the number",
+            minimum=0,
+            maximum=1024,
         ),
     )
 

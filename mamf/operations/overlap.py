@@ -94,7 +94,9 @@ class OverlapProblem(CheckedProblem):
     blocks: int = field(
         default=0,
         metadata=describe(
-            "number of thread blocks that communicate on each device in a collective; 0: the library chooses", minimum=0
+            "number of thread blocks that communicate on each device in a collective; 0: the library chooses the "
+            "number",
+            minimum=0,
         ),
     )
     dtype: str = "bfloat16"

@@ -284,6 +284,15 @@ def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
     assert out.count("unavailable:") == out.count("to enable it:")
 
 
+@pytest.mark.parametrize("command", [["backends"], ["kernels", "--backend", "cpu"]])
+def test_a_terminal_of_80_columns_cuts_no_word_of_a_list(run, monkeypatch, command):
+    _, whole, _ = run(*command)
+    monkeypatch.setattr("mamf.cli.terminal.find_terminal_columns", lambda stream=None: 80)
+    _, broken, _ = run(*command)
+    assert max(map(len, whole.splitlines())) > 80 >= max(map(len, broken.splitlines()))
+    assert whole.split() == broken.split()
+
+
 @pytest.mark.parametrize(("backend", "check"), [("cpu", "cpu load"), (SIMULATED[1], "host load")])
 def test_doctor_gives_verdicts(run, monkeypatch, looked_at_load, backend, check):
     monkeypatch.setattr(psutil, "cpu_percent", looked_at_load)

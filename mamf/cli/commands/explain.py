@@ -168,7 +168,7 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
     wanted_dtype = dtype or next(iter(dtypes), "")
     ceiling = find_rate(ceilings, wanted_dtype, BURST)
     if ceiling is None:
-        remedy = f"it has {', '.join(dtypes)}" if dtypes else "give a log of 'mamf find'"
+        remedy = f"use --dtype {' or '.join(dtypes)}" if dtypes else "give a log of 'mamf find'"
         raise UsageError(f"{path} has no burst ceiling{f' of {wanted_dtype}' if wanted_dtype else ''}: {remedy}")
     require_usable_ceiling(ceiling, backend)
     return ceiling

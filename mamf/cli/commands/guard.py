@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
-  mamf guard kernels.toml --update                      measure the baseline of the file
+  mamf guard kernels.toml --update                      measure the baseline that the file names
   mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
   mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
   mamf guard kernels.toml --junit guard.xml --markdown guard.md

@@ -27,8 +27,8 @@ EXAMPLES = """examples:
   mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4
   mamf model --size xl --phase step --set optimizer=adamw-fused --compile
   mamf model --set d_model=1024 d_ff=4096 layers=8 heads=8 kv_heads=8 --context-lengths 512
-  mamf model --set d_model=256 layers=2 --quick         other sizes follow d_model
-  mamf model --size 1b --phase step --memory mem.pickle  what is allocated at the peak, by module
+  mamf model --set d_model=256 layers=2 --quick         scale the other sizes with d_model
+  mamf model --size 1b --phase step --memory mem.pickle  report what occupies the memory at its peak
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
 #: The default time budget with --quick, in seconds.

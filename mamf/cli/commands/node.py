@@ -24,7 +24,7 @@ EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
   mamf node --format json --baseline FIND_LOG   for a scheduler: compare with a card that is known to be good
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
-  mamf node --from FOLDER [FOLDER...]           one verdict on one or more machines, from existing logs
+  mamf node --from FOLDER [FOLDER...]           judge one or more machines from existing logs
 """
 _DEFAULT_MAX_SILENT_SECONDS = 120.0
 

@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         metavar="N",
         help="number of communication blocks of a collective (CTAs in NCCL, channels in RCCL); 0: the "
-        "library chooses (default: 0)",
+        "library chooses the number (default: 0)",
     )
     add_shared_options(group, "--dtype")
     add_shared_options(

@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     training steps by phase, and their MAMFU
   mamf plot attention.jsonl --cycles                        share of clock cycles used against the clock frequency
-  mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
+  mamf plot FOLDER                                          draw devices side by side, from a folder of 'mamf node'
 """
 
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
-  mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
-  mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
+  mamf profile --calls __main__:generate serve.py       a script without an optimizer: count each call as a step
+  mamf profile --stop -m package.train --lr 3e-4        profile a module, and end it after the last profiled step
   mamf profile --dtypes train.py                        also report the dtypes of outputs, loss and gradients
   mamf profile --from trace.json.gz                     report on an existing Chrome trace
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
@@ -92,7 +92,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         nargs=None,
         action="append",
         default=[],
-        help="log of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from; may be "
+        help="log of 'mamf find' or 'mamf roofline' that contains ceilings (the highest rates of the device); may be "
         "repeated (default: the ceilings that 'mamf peak' prints)",
     )
     parser.add_argument(

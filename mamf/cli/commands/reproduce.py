@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
   mamf reproduce --claim "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
-  mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web, five rows of each
-  mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel outside of mamf must be named here
+  mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web: five rows of each problem and regime
+  mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    name a kernel that is not part of mamf
 docs/reproducing.md says how mamf decides whether a figure holds.
 """
 _MAX_CLAIM_CHARACTERS = 500

@@ -54,7 +54,7 @@ def add_options(parser: CommandParser) -> None:
         group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype"
     )
     group = add_measuring_options(
-        parser, "burst; classic: fixed numbers of launches, timed as mamf-finder does", operation.regimes
+        parser, "burst; the regime classic times fixed numbers of launches, as mamf-finder does", operation.regimes
     )
     group.add_argument(
         "--num-warmup-iterations",
@@ -73,8 +73,8 @@ def add_options(parser: CommandParser) -> None:
     group.add_argument(
         "--order",
         choices=ORDER_CHOICES,
-        help="order in which shapes are measured; with shuffled, a drift of the device does not look like "
-        "an effect of the shape (default: shuffled)",
+        help="order in which mamf measures the shapes: as given, or shuffled, so that a drift of the device does not "
+        "look like an effect of the shape (default: shuffled)",
     )
     group.add_argument(
         "--reference",

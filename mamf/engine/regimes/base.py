@@ -176,7 +176,7 @@ class Regime(ABC):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        """The seconds that one measurement of a shape takes, if it cannot be cut short; 0 if it can."""
+        """The seconds that one measurement of a shape takes, if its length is fixed; 0 if it can be cut short."""
         return 0.0
 
     @property
@@ -313,7 +313,7 @@ class Regime(ABC):
         before, self._last_clock = self._last_clock, self.backend.now()
         if finished_rounds and before == self._last_clock:
             raise PluginError(
-                f"backend {self.backend.name} is broken: its clock did not advance during "
+                f"backend {self.backend.name} is broken: its method now returned the same time during "
                 f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 
@@ -333,8 +333,8 @@ _MIN_CHECKED_LAUNCHES = 4
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: New streams of the process make the time from a mark to an idle mark longer by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
-#: To find out how much time passes from a mark to an idle mark without a launch, mamf takes this many medians, each
-#: over at most this many pairs of marks.
+#: To measure how much time passes from a mark to an idle mark if the device runs no launch, mamf computes this many
+#: medians, each from at most this many pairs of marks.
 _GAP_MEDIAN_COUNT, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
@@ -404,8 +404,8 @@ class CheckedKernel:
         return seconds[-1]
 
     def time_launch(self, index: int, backend: Backend) -> float:
-        """Launch the kernel with the operand set ``index``, wait for the device, and return the host seconds that this
-        took.
+        """Launch the kernel with the operand set ``index``, wait for the device, and return the host seconds from the
+        launch to the end of the wait.
         """
         start_time = backend.now()
         self.launches[index]()
@@ -415,14 +415,14 @@ class CheckedKernel:
 
     def change_operands_and_poison(self) -> None:
         """Change the operands, if the kernel can, and poison the outputs (overwrite them with wrong values), so that
-        only later launches can leave right results.
+        the outputs become right only if a later launch computes them.
         """
         if self.prepared.change_operands is not None:
             self.prepared.change_operands()
         self.poison_outputs()
 
     def poison_outputs(self) -> None:
-        """Overwrite every output with wrong values, and release what launches have returned so far."""
+        """Overwrite every output with wrong values, and release the results that launches have returned so far."""
         self.prepared.poison_outputs(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()

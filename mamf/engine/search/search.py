@@ -47,7 +47,7 @@ _MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
 #: tiles over the compute units). To count the waves, mamf assumes this number of elements of a tile and, for a device
 #: that does not report its number of compute units, this number of compute units.
 _MAX_SMALL_K, _MIN_SMALL_K_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
-# The number of these shapes.
+# The number of shapes with a small K and a large C that a search begins with.
 _SMALL_K_SHAPE_COUNT = 2
 # The maximum number of shapes whose rates the surrogate predicts. In a larger grid, it predicts only a random sample
 # and the neighbors of the fastest shapes so far ("leaders").
@@ -59,7 +59,7 @@ _MEASUREMENTS_PER_FIT = 12
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 # A shape is promising if its prediction plus this many standard deviations exceeds the best measurement.
 _MAX_PROMISING_DEVIATIONS = 6.0
-# The time of a measurement that does not depend on the shape, as a share of the time of the largest shape.
+# The part of a measurement's time that does not depend on the shape, as a share of the time for the largest shape.
 _FIXED_TIME_SHARE = 0.1
 # Predicted gains below this share of the best rate do not count, because measurements do not repeat more closely.
 _MIN_LOG_GAIN = 0.001
@@ -324,8 +324,8 @@ class ShapeSearch:
 
 
 def find_hopeless_shapes(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
-    """Return an array that is True for the hopeless shapes: those that failed, or that have at least two failures and
-    hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
+    """Return an array that is True for hopeless shapes: shapes that failed, and shapes that have at least two failures
+    and hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
     example, if memory is too small or sizes are not aligned).
 
     ``sizes``: the logarithms of M, N and K, one row per shape. ``successful_rows``, ``failed_rows``: the rows of shapes

@@ -54,9 +54,9 @@ class GridSearchStrategy(PlanStrategy):
     sustained_visit_candidate_count: ClassVar[int] = 3
     #: A refinement considers the neighbors of the fastest shapes, and at most this many shapes that are not neighbors.
     max_distant_shapes: ClassVar[int] = 5000
-    #: The maximum number of steps in M and in N from one of the fastest shapes ("leaders") to shapes of a refinement.
+    #: A refinement considers shapes that are up to this many steps in M and in N from one of the fastest shapes.
     max_refinement_reach: ClassVar[int] = 4
-    #: The number of candidates in the rounds of sustained.
+    #: The number of candidates that the rounds of sustained measure.
     sustained_round_candidate_count: ClassVar[int] = 2
     #: The number of shapes on which kernels are compared before they join the search.
     trial_shape_count: ClassVar[int] = 2
@@ -330,7 +330,7 @@ class GridSearchStrategy(PlanStrategy):
 
     def _search_sustained(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
-        # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
+        # Rank candidates by their rounds in burst, because the fastest of many single rows may be fastest by chance.
         chosen = rank_candidates(row for row in burst_rows if row.phase == CHOOSE_PHASE)
         best_candidates = (chosen or find_best_candidate_per_size_pair(burst_rows))[
             : self.sustained_round_candidate_count

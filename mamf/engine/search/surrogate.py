@@ -28,11 +28,11 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _MAX_FIT_STEPS = 6
-# Values of log TFLOPS that are further than about this below the best value are compressed, so that differences among
-# slow shapes do not dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
+# Compress values of log TFLOPS that are more than about this below the best value, so that differences among slow
+# shapes do not dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
 _COMPRESSION_START = 0.1
-# The smallest standard deviation that is assumed for a measurement, unless all values are equal, because with few
-# measurements the likeliest noise may be 0.
+# Assume at least this standard deviation of the noise of a measurement, unless all values are equal. With few
+# measurements, the likeliest noise may be 0.
 _MIN_NOISE_DEVIATION = 0.001
 
 
@@ -402,10 +402,12 @@ def compute_log_likelihood(parts: CovarianceParts, values: Array, hyperparameter
 _COMPUTE_UNIT_COUNTS = range(8, 322, 2)
 # Use only shapes that reach at least this share of the best rate, because in slower shapes other limits hide the waves.
 _MIN_FAST_SHARE = 0.7
-# The maximum number of shapes that an estimate uses (the fastest ones), and the minimum number that it needs.
+# To estimate the number of compute units, use at most this number of shapes (the fastest ones), and require at least
+# this number.
 _MAX_ESTIMATION_SHAPES, _MIN_ESTIMATION_SHAPES = 64, 16
-# The log likelihood by which waves over a certain number of compute units must explain the rates better than no waves
-# do. By chance alone, the best of N numbers of units gains about log(N), which is 5.
+# Accept a number of compute units only if a model with waves over this number has a log likelihood that is higher by at
+# least this than the log likelihood of a model without waves. By chance alone, the best of N numbers gains about
+# log(N), which is 5.
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 

@@ -249,8 +249,8 @@ class AttentionProblem(CheckedProblem):
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "share of the key blocks that hardly affect the result; mamf generates inputs with this share, for kernels "
-            "that skip such blocks",
+            "share of the key blocks that hardly affect the result in the inputs that mamf generates; for kernels that "
+            "skip these blocks",
             default="0",
             parse_text=_read_sparsity,
             metavar="SHARE",

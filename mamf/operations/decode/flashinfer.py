@@ -21,12 +21,12 @@ from mamf.torch_backend import TorchBackend, get_torch_dtype
 #: The size of FlashInfer's workspace in bytes, as in vLLM. FlashInfer's examples use a smaller workspace, which is too
 #: small to split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: Use tensor cores if at least this many query heads share a kv head, as vLLM does. They are slower for fewer heads.
+#: Use tensor cores if at least this many query heads share a kv head, as vLLM does. For fewer heads they are slower.
 _MIN_HEADS_PER_KV_HEAD_FOR_TENSOR_CORES = 4
 
 
 class _FlashInferKernel(LibraryDecode):
-    """The base class of FlashInfer's kernels. FlashInfer compiles a kernel when it first makes a plan for it."""
+    """The base class of FlashInfer's kernels. The first call that plans a kernel also compiles the kernel."""
 
     library_name = "FlashInfer"
     module_name = "flashinfer"

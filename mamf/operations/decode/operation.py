@@ -127,7 +127,7 @@ class DecodeShape:
             (
                 self.heads % self.kv_heads,
                 f"the number of query heads ({self.heads}) must be a multiple of the number of "
-                f"kv heads ({self.kv_heads})",
+                f"kv heads ({self.kv_heads}): change one of them",
             ),
             (
                 self.queries > self.cache_len,

@@ -78,7 +78,7 @@ class TorchDecode(DecodeKernel):
     - ``supports_ragged_queries``: whether the sequences of a batch may differ in their number of queries.
     - ``supports_latent``: whether the kernel supports a cache with one latent vector per token (MLA).
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
-    - ``head_dims``: the supported head dimensions of separate keys and values; empty for a kernel only for latents.
+    - ``head_dims``: the supported head dimensions of separate keys and values; empty if only latents are supported.
     """
 
     supports_contiguous_cache: ClassVar[bool] = True
@@ -275,7 +275,7 @@ class PreparedDecode:
 def capture_graph(backend: Backend, operand_sets: Sequence[OperandSet]) -> OperandSet:
     """Capture a launch of each operand set in one graph, and return an operand set whose launch replays the graph.
 
-    To verify the returned operand set means to verify the outputs of all captured launches.
+    The returned operand set verifies the outputs of all captured launches.
     """
     replay, results = backend.capture_graph([each.launch for each in operand_sets])
 

@@ -159,14 +159,14 @@ class MixtureOfExperts(nn.Module):
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
         group_indices = torch.arange(self.experts, device=x.device)
         turns = [(group_indices + turn) % self.experts for turn in range(self.active_experts)]
-        routed = self.router(groups)
-        expert_weights = torch.stack([routed[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
-        mixed = sum(
+        router_scores = self.router(groups)
+        expert_weights = torch.stack([router_scores[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
+        output = sum(
             self.compute_expert_outputs(groups.roll(turn, 0)).roll(-turn, 0) * expert_weights[..., turn, None]
             for turn in range(self.active_experts)
         )
-        assert isinstance(mixed, torch.Tensor)
-        return mixed.transpose(0, 1).reshape(x.shape)
+        assert isinstance(output, torch.Tensor)
+        return output.transpose(0, 1).reshape(x.shape)
 
     def compute_expert_outputs(self, groups: torch.Tensor) -> torch.Tensor:
         """Return the outputs of all experts. Expert i processes group i of ``groups``, [experts, tokens, d_model]."""
@@ -178,8 +178,8 @@ def make_norm_layer(problem: ModelProblem) -> nn.Module:
 
 
 def apply_rotary_positions(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1).to(x.dtype)
 
 
 @torch.no_grad()

@@ -1,7 +1,8 @@
 """Define the operation ``model``, a training step of a language model, with its exact parameters, FLOP and bytes.
 
-FLOP are those that the model needs, not those that the device executes: recomputation (activation checkpointing, the
-scores in the backward pass of attention) is not counted. The functions in this file have no side effects.
+mamf counts the FLOP that the model needs, not those that the device executes: it does not count recomputation
+(activation checkpointing, the scores in the backward pass of attention). The functions in this file have no side
+effects.
 """
 
 from __future__ import annotations
@@ -106,8 +107,8 @@ class ModelProblem(CheckedProblem):
     phase: TrainingPhase = field(
         default="forward",
         metadata=describe(
-            "part of a training step to time: forward pass, forward and backward passes, or both and the optimizer "
-            "(step)"
+            "part of a training step to time: the forward pass, the forward and backward passes, or a whole step with "
+            "the optimizer"
         ),
     )
     autocast: bool = field(
@@ -121,7 +122,10 @@ class ModelProblem(CheckedProblem):
     optimizer: OptimizerName = field(
         default="adamw", metadata=_make_preset_field_metadata("optimizer of the training step, if --phase is step")
     )
-    dtype: str = "bfloat16"
+    dtype: str = field(
+        default="bfloat16",
+        metadata=describe("dtype of the model's parameters and activations: bfloat16 or float32", default="bfloat16"),
+    )
     data: str = field(
         default="normal",
         metadata=describe(
@@ -135,14 +139,16 @@ class ModelProblem(CheckedProblem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.d_model % self.heads:
-            raise UsageError(f"d_model {self.d_model} must be a multiple of the number of heads ({self.heads})")
+            raise UsageError(
+                f"d_model {self.d_model} must be a multiple of the number of heads ({self.heads}): change one of them"
+            )
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"the number of query heads ({self.heads}) must be a multiple of the number of "
-                f"kv heads ({self.kv_heads})"
+                f"kv heads ({self.kv_heads}): change one of them"
             )
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"style gpt2 needs as many kv heads as query heads: {self.heads}, not {self.kv_heads}")
+            raise UsageError(f"style gpt2 needs as many kv_heads as heads: set kv_heads to {self.heads}")
         if self.style != "gpt2" and self.head_dim % 2:
             raise UsageError(
                 f"the head dimension {self.head_dim} (d_model / heads) is odd, but rotary positions need an even one: "
@@ -150,7 +156,7 @@ class ModelProblem(CheckedProblem):
             )
         if self.active_experts > self.experts:
             raise UsageError(
-                f"active_experts ({self.active_experts}) must be at most the number of experts ({self.experts})"
+                f"active_experts ({self.active_experts}) must be at most experts ({self.experts}): change one of them"
             )
         if (self.experts > 1) != (self.style == "moe"):
             raise UsageError(
@@ -202,12 +208,12 @@ class ModelProblem(CheckedProblem):
     # -- FLOP and bytes ----------------------------------------------------------------------------------------------
 
     def compute_work(self, shape: ModelShape) -> Work:
-        copies, moved = _MOVED_BYTES_BY_PHASE[self.phase]
+        copy_count, moved_data = _MOVED_BYTES_BY_PHASE[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
-            f"backward twice the forward, nothing recomputed; bytes: {moved}"
+            f"backward twice the forward, nothing recomputed; bytes: {moved_data}"
         )
-        return Work(self.compute_flop(shape), copies * self.count_parameter_bytes(shape), convention)
+        return Work(self.compute_flop(shape), copy_count * self.count_parameter_bytes(shape), convention)
 
     def compute_flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch, which runs the phase once. A multiply-add counts as 2 FLOP."""
@@ -359,8 +365,11 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
                 getattr(problem, name) == value for name, value in preset_fields.items()
             ):
                 name = f"{_FAMILY_BY_STYLE[problem.style]} {size.upper() if size[0].isdecimal() else size}"
-                implied = {f"{field} {value}" for field, value in preset_fields.items()}
-                return [name, *(text for text in self.list_identifying_fields(problem)[1:] if text not in implied)]
+                implied_texts = {f"{field} {value}" for field, value in preset_fields.items()}
+                return [
+                    name,
+                    *(text for text in self.list_identifying_fields(problem)[1:] if text not in implied_texts),
+                ]
         return self.list_identifying_fields(problem)
 
     def find_axis_position(self, shape: ModelShape) -> float:

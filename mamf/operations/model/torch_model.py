@@ -2,8 +2,9 @@
 
 The name of a model kernel contains the name of its attention kernel in brackets, as in ``torch[sdpa-flash]``.
 
-The reference result comes from the same network in float32 with eager attention, one block at a time. The optimizer has
-a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known.
+The reference result comes from the kernel's own network, which mamf runs again in float32 with eager attention, one
+block at a time. The optimizer has a learning rate of 0: it does all of its work but leaves the parameters unchanged, so
+every step on a batch has the same result.
 mamf times a series of launches and then verifies the losses and gradients, and that the parameters have not changed.
 mamf sets the optimizer's moments to zero before each series. If they are still zero afterward, the optimizer did not
 run.
@@ -121,7 +122,7 @@ class TorchModel(ModelKernel):
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run_forward = self.make_forward_function(network)
         if problem.autocast:
-            # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
+            # Apply autocast only to the forward pass, as training code does. The backward pass inherits its dtypes.
             run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
@@ -210,8 +211,8 @@ def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return (scores.masked_fill(masked, -math.inf).softmax(-1) @ v).transpose(1, 2)
+    causal_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(causal_mask, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
 #: The largest allowed error of the losses, divided by the standard deviation of the reference losses, by dtype.
@@ -241,9 +242,9 @@ class PreparedModel:
         self._device = next(network.parameters()).device
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batch_count)]
         self._sampled_parameters = [*network.typed_blocks[0].attention.parameters(), *network.head.norm.parameters()]
-        phase: TrainingPhase = "forward-backward" if problem.has_backward else "forward"
+        reference_phase: TrainingPhase = "forward-backward" if problem.has_backward else "forward"
         self._shared_references = get_reference_cache(
-            replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
+            replace(problem, phase=reference_phase, checkpointing=False, optimizer="adamw"), shape, self._device
         )
         self._references = dict(self._shared_references)
         self._optimizer: torch.optim.Optimizer | None = None
@@ -298,13 +299,13 @@ class PreparedModel:
 
         If no operand has changed, the reference results are right, so share them with other kernels.
         """
-        changed = self._find_changed_operands()
-        if not changed:
+        changed_operands = self._find_changed_operands()
+        if not changed_operands:
             self._shared_references |= self._references
-        return changed
+        return changed_operands
 
     def _get_moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters (see PreparedModel); empty before its first step."""
+        """Return the optimizer's moments of the sampled parameters (see PreparedModel); empty before the first step."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled_parameters]
@@ -331,8 +332,8 @@ class PreparedModel:
 
     def _get_reference(self, index: int) -> _ReferenceResult:
         if index not in self._references:
-            sampled = self._sampled_parameters if self._problem.has_backward else []
-            losses, gradients = compute_reference_results(self._network, *self._batches[index], sampled)
+            parameters = self._sampled_parameters if self._problem.has_backward else []
+            losses, gradients = compute_reference_results(self._network, *self._batches[index], parameters)
             self._references[index] = losses.cpu(), [each.cpu() for each in gradients]
         return self._references[index]
 

@@ -105,8 +105,8 @@ _DTYPE_TABLE = (
     DType("float8_e4m3fnuz", 1, "bfloat16", "fp8", 4e-3),
     DType("float8_e5m2", 1, "bfloat16", "fp8", 4e-3),
     DType("int8", 1, "int32", "int8", 0.0),
-    # These formats have the device's 8-bit floats with one scale per row, or per block as in DeepSeek-V3's training
-    # (arXiv 2412.19437).
+    # The values of these formats are the device's 8-bit floats. They have one scale per row, or per block as in
+    # DeepSeek-V3's training (arXiv 2412.19437).
     DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, None))),
     DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, ScaledFormat(Scaling(1, 128), Scaling(128, 128))),
     DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, 128))),

@@ -346,7 +346,7 @@ ROOF_EXPORT_FORMATS = ("tracelens",)
 DEFAULT_REGRESSION_TOLERANCE = 0.01
 #: If a device of a shared run reports nothing for this many seconds, it counts as hung. The time is long because
 #: compiling a kernel can take minutes.
-MAX_SILENT_SECONDS = 300.0
+MAX_SECONDS_WITHOUT_REPORT = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: The exit code of ``mamf node``, by its verdict on the machine.
 VERDICT_EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}

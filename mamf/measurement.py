@@ -113,7 +113,7 @@ def compute_relative_timing_error(error_seconds: float, seconds: float) -> float
     return max(error_seconds / seconds, _MIN_RELATIVE_TIMING_ERROR) if error_seconds else 0.0
 
 
-def subtract_overhead(event_seconds: float, overhead_seconds: float) -> float:
+def subtract_timer_overhead(event_seconds: float, overhead_seconds: float) -> float:
     """Return the seconds of a launch: the time between the events around the launch, minus the timer's overhead. The
     result is at least half of ``event_seconds``, because the timer is too inaccurate for shorter launches.
     """

@@ -175,7 +175,7 @@ class CheckedProblem:
         return self.dtype
 
 
-def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+def yield_combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
     """Yield every combination of the values, by name. Raises UsageError if there are more than a run can measure."""
     require_rows_within_limit(*map(count_values, values.values()))
     return (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
@@ -321,7 +321,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
         """Return shapes for every combination of the given sizes. The default shapes supply the other sizes."""
         default_shapes: Sequence[Any] = self.choose_default_shapes(backend)
-        return [replace(shape, **chosen) for shape in default_shapes for chosen in combine_values(sizes)]
+        return [replace(shape, **chosen) for shape in default_shapes for chosen in yield_combinations(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of a preset, replaced by the values in ``given`` and by other values that follow from the
@@ -365,7 +365,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {}
 
     def list_identifying_fields(self, problem: ProblemT) -> Sequence[str]:
-        """Return the fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
+        """Return the fields that identify a problem, without its dtype, normal data and the default seed 0."""
         omitted = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         record = self.make_problem_record(problem)
         return [f"{name} {value}" for name, value in record.items() if name not in omitted or omitted[name] != value]
@@ -418,19 +418,19 @@ class MeasurementRequest:
     preset: Preset[Any] = field(default_factory=Preset)
 
     def make_problems(self, backend: Backend) -> tuple[Any, ...]:
-        """Make a problem for every combination of the fields; the device supplies defaults. Raises UsageError."""
+        """Make a problem for each combination of the fields. Raises UsageError for a value that is not allowed."""
         preset_fields = {
             name: values[:1] if name in self.fields else values for name, values in self.preset.fields.items()
         }
         fields_of_problems = (
             self.operation.complete_fields(preset, given)
-            for preset in combine_values(preset_fields)
-            for given in combine_values(self.fields)
+            for preset in yield_combinations(preset_fields)
+            for given in yield_combinations(self.fields)
         )
         return tuple(dict.fromkeys(self.operation.make_problem(backend, fields) for fields in fields_of_problems))
 
     def make_labeled_shapes(self, backend: Backend) -> dict[Any, str]:
-        """Return the requested shapes (by default those of the operation) with their labels. Raises UsageError."""
+        """Return the requested or default shapes with labels. Raises UsageError for a size that is not allowed."""
         if labeled_shapes := self.preset.shapes or dict.fromkeys(self.shapes, ""):
             return dict(labeled_shapes)
         sizes = {**self.preset.sizes, **self.sizes}
@@ -448,9 +448,9 @@ def make_operation_plan(
     kind: str = SWEEP,
     **plan_fields: Any,
 ) -> Plan:
-    """Return the plan of a run over given shapes. ``kernels``: names as requested. ``regimes``: by default the
-    operation's. ``plan_fields``: further fields of the plan. Raises UsageError if the operation cannot be
-    measured in one of the regimes.
+    """Return the plan of a run that measures given shapes. ``kernels``: the names that the user wrote. ``regimes``: by
+    default the default regime of the operation. ``plan_fields``: further fields of the plan. Raises UsageError if mamf
+    cannot measure the operation in one of the regimes.
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:
@@ -486,8 +486,8 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         return compute_max_flops(info, problem.dtype)
 
     def find_peak_rate(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """Return the peak from the device's datasheet in FLOP per second, or None. The measured rate divided by this
-        peak is the MFU (model FLOPs utilization).
+        """Return the peak from the device's datasheet in FLOP per second; None if unknown. The measured rate divided by
+        this peak is the MFU (model FLOPs utilization).
         """
         peak = find_peak(info.name, problem.dtype, info.compute_units)
         return None if peak is None else peak.flops

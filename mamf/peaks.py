@@ -248,7 +248,7 @@ class DeviceModel:
 
     @functools.cached_property
     def name_words(self) -> frozenset[str]:
-        return _split_words(" ".join(self.names))
+        return _split_name_into_words(" ".join(self.names))
 
 
 @functools.cache
@@ -271,7 +271,7 @@ def find_device_models(name: str) -> list[DeviceModel]:
 
     Raises UsageError with similar names if no rule finds a model.
     """
-    models, words, normalized_name = read_device_models(), _split_words(name), _normalize_device_name(name)
+    models, words, normalized_name = read_device_models(), _split_name_into_words(name), _normalize_device_name(name)
     matching_models = [
         model for model in models if normalized_name in map(_normalize_device_name, (model.listed_name, *model.names))
     ]
@@ -305,7 +305,7 @@ def _normalize_device_name(name: str) -> str:
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 
-def _split_words(name: str) -> frozenset[str]:
+def _split_name_into_words(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
 
 

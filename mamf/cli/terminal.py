@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from mamf.backend import Backend
 from mamf.errors import (
-    MAX_SILENT_SECONDS,
+    MAX_SECONDS_WITHOUT_REPORT,
     REPORT_FORMATS,
     UsageError,
     parse_digits,
@@ -272,7 +272,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--patience": SharedOption(
         "time without progress after which a device counts as hung, such as 10m",
         "5m",
-        {"type": parse_duration, "default": MAX_SILENT_SECONDS, "metavar": "TIME"},
+        {"type": parse_duration, "default": MAX_SECONDS_WITHOUT_REPORT, "metavar": "TIME"},
     ),
     "--picture": SharedOption("picture file to write, .png or .svg", "none", _FILE_KEYWORDS),
     "--precision": SharedOption(

@@ -28,7 +28,7 @@ class ProfiledLaunches:
     - ``launch_seconds``: the device seconds of each launch in the window, from the events around the launch.
     - ``preparation_seconds``: host time before the window, including compilation, tuning and the first launch.
     - ``worst_verdict``: how far the worst verified output is from its reference; None if nothing was verified.
-    - ``device_kernel_names``: the names of the kernels that a launch ran on the device; None if mamf did not look.
+    - ``device_kernel_names``: the names of the kernels that a launch ran on the device; None if not requested.
     - ``is_deterministic``: True if all repeated launches gave equal bits; None if unknown.
     """
 

@@ -28,8 +28,8 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 Launch = Callable[[], object]
 _MATMUL_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 # Launches should take at least _MIN_LAUNCH_SECONDS, so that the host hardly affects their time. Cache flushes of
-# _LEAD_BYTES each, which keep the device busy for _LEAD_SECONDS, let the host queue launches ahead of the device.
-_MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
+# _LEAD_FLUSH_BYTES each, which keep the device busy for _LEAD_SECONDS, let the host queue launches ahead of the device.
+_MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_FLUSH_BYTES = 0.0005, 0.001, 256 * MIB
 _WAKE_UP_REST_SECONDS, _WAKE_UP_ROUND_COUNT, _WAKE_UP_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
 # A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later launches. Load has slowed the
@@ -97,7 +97,7 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
     cache = backend.info.cache_bytes or measure_cache_bytes(backend)
     with _prepare_matmul_launch(backend) as launch, pause_garbage_collection():
         probe = _TraitProbe(backend, launch)
-        wake_up, reaction = probe.measure_wake_up(), probe.measure_reaction()
+        wake_up, reaction = probe.measure_wake_up(), probe.measure_load_reaction()
         recovery_seconds = (
             None
             if reaction.seconds_until_slower is None
@@ -257,13 +257,13 @@ class _TraitProbe:
     def __init__(self, backend: Backend, launch: Launch) -> None:
         self.backend, self.launch = backend, launch
         self.launch_seconds = _measure_launch_seconds(backend, launch, 10)
-        self.flush_seconds = _measure_launch_seconds(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
+        self.flush_seconds = _measure_launch_seconds(backend, lambda: backend.flush_cache(_LEAD_FLUSH_BYTES), 5)
         self.wake_seconds = 0.0
 
     def queue_flushes_ahead(self) -> None:
         """Queue cache flushes so that the device wakes up and the host gets ahead of it, as the burst regime does."""
         for _ in range(1 + int(max(_LEAD_SECONDS, self.wake_seconds) / self.flush_seconds)):
-            self.backend.flush_cache(_LEAD_BYTES)
+            self.backend.flush_cache(_LEAD_FLUSH_BYTES)
 
     def measure_wake_up(self) -> WakeUp:
         """Return the largest slowdown and the longest wake-up after rests of different lengths. For each length, rest
@@ -302,7 +302,7 @@ class _TraitProbe:
         backend.synchronize()
         return [backend.compute_seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
-    def measure_reaction(self) -> LoadReaction:
+    def measure_load_reaction(self) -> LoadReaction:
         """Rest the device, then load it for _LOAD_SECONDS, and return how the time of a launch changes."""
         self.backend.sleep(_RECOVERY_REST_SECONDS[-1])
         ends, launch_seconds = self._load_and_time_blocks(_LOAD_SECONDS)

@@ -237,7 +237,7 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
         # Ignore warnings of characters that matplotlib's font lacks, because the browser has other fonts.
         warnings.filterwarnings("ignore", "Glyph")
         axes = figure.subplots()
-        panel.draw(axes)
+        (panel.draw_on_page or panel.draw)(axes)
         axes.set_facecolor("none")
         tooltips_by_id = dict(_assign_tooltip_ids(figure))
         image = io.BytesIO()

@@ -247,12 +247,12 @@ class Regime(ABC):
 
     def wait_and_record_gap(self, checked: CheckedKernel, end_mark: object, idle_mark: object) -> None:
         """Wait for the device. Then store the gap from ``end_mark``, the mark after the last launch, to ``idle_mark``,
-        a later mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if
+        a later mark that waits for all queues of the device, in ``checked.idle_mark_gap_seconds``. Store nothing if
         ``idle_mark`` is None.
         """
         self.backend.synchronize()
         if idle_mark is not None:
-            checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end_mark, idle_mark))
+            checked.idle_mark_gap_seconds.append(self.backend.compute_seconds_between(end_mark, idle_mark))
 
     def require_no_unseen_work(self, checked: CheckedKernel, launch_seconds: float) -> None:
         """Raise WrongResultError if the device was still working after the end marks of launches that took
@@ -264,14 +264,14 @@ class Regime(ABC):
         _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the largest median of these groups.
         """
         gap, allowed = (
-            statistics.median(checked.idle_mark_gaps or [0.0]),
+            statistics.median(checked.idle_mark_gap_seconds or [0.0]),
             max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * launch_seconds),
         )
         # Return if the gap is as short as usual, or if no gap was measured, because the device has no idle marks or
         # always reached the end mark before the host had queued the idle mark.
-        if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
+        if not checked.idle_mark_gap_seconds or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
-        flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
+        flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gap_seconds), _MAX_GAPS_PER_MEDIAN)
         pairs = [list(self._measure_mark_gaps(flush_counts)) for _ in range(_GAP_MEDIAN_COUNT)]
         medians = [statistics.median(seconds for seconds, _ in group) for group in pairs if group]
         unseen = gap - min(max(medians, default=usual), usual + _MAX_GAP_INCREASE_SECONDS)
@@ -378,7 +378,7 @@ class CheckedKernel:
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
         #: For each group of launches: device seconds from the mark after its last launch to an idle mark.
-        self.idle_mark_gaps: list[float] = []
+        self.idle_mark_gap_seconds: list[float] = []
         self.launches: Sequence[Launch] = tuple(map(self._make_remembering_launch, range(len(prepared.launches))))
         self.verdict = Verdict(0.0, math.inf)
 

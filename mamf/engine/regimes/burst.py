@@ -24,7 +24,7 @@ from mamf.engine.regimes.base import (
 )
 from mamf.kernel import Problem
 from mamf.machine.environment import pause_garbage_collection
-from mamf.measurement import TimerOverhead, choose_timer_overhead, subtract_overhead
+from mamf.measurement import TimerOverhead, choose_timer_overhead, subtract_timer_overhead
 from mamf.plans import Plan
 from mamf.statistics import Repeatability
 
@@ -194,7 +194,7 @@ class BurstRegime(Regime):
             idle_stamps = [stamps.record_stamp() for _ in range(self.idle_stamps_per_train)]
             backend.synchronize()
         launch_seconds = [
-            subtract_overhead(backend.compute_seconds_between(*marks), self._overhead.seconds)
+            subtract_timer_overhead(backend.compute_seconds_between(*marks), self._overhead.seconds)
             for _, *marks, _ in stamps_and_marks
         ]
         traits = backend.burst_traits
@@ -327,7 +327,7 @@ class BurstRegime(Regime):
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
         checked.verify_last_outputs()  # The device rests during this verification.
-        return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
+        return [subtract_timer_overhead(window, self._overhead.seconds) for window in seconds], reading
 
     def _flush_and_queue_launch(self, launch: Launch) -> tuple[object, object]:
         if self.must_flush_cache:

@@ -22,7 +22,7 @@ from mamf.peaks import find_contributed_rates
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
-def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+def find_earlier_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Return the shapes that were fastest in an earlier search on this device, then the shapes that were fastest in
     searches on devices of its model in results/.
     """
@@ -189,7 +189,9 @@ def plan_search(
             f"a budget of {budget_seconds:g} s is too short, because a {problem.dtype} matmul reaches only "
             f"{flops / 1e9:.3g} GFLOPS on this device: raise the budget"
         )
-    first_shapes = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))
+    first_shapes = tuple(
+        shape for shape in find_earlier_fastest_shapes(backend.info, problem) if fits_grid(grid, shape)
+    )
     plan = Plan(
         FIND,
         MATMUL,

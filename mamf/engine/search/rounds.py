@@ -1,5 +1,5 @@
 """Measure candidates for a ceiling (the highest rate of a device) in interleaved rounds: some rounds choose the best
-candidate, then separate rounds confirm its rate with new measurements. This works for any operation.
+candidate, then separate rounds confirm its rate with new measurements. The rounds can measure any operation.
 
 A *candidate* is a shape and the name of a kernel. A round measures each candidate once. A *visit* is one measurement.
 """
@@ -37,7 +37,7 @@ def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candi
     return [(row.shape, row.kernel) for row in sorted(fastest, key=lambda row: row.best_rate, reverse=True)]
 
 
-def list_default_candidates(
+def list_default_kernel_candidates(
     candidates: Sequence[Candidate], rows: Iterable[Measurement], default_kernel: str
 ) -> list[Candidate]:
     """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each

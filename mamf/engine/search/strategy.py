@@ -36,7 +36,7 @@ from mamf.engine.search.rounds import (
     StepsReturningRows,
     choose_candidates_by_visits,
     find_best_candidate_per_size_pair,
-    list_default_candidates,
+    list_default_kernel_candidates,
 )
 from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_small_k_shapes
 from mamf.engine.strategies.rows import RowsStrategy
@@ -67,7 +67,7 @@ class GridSearchStrategy(PlanStrategy):
     min_speedup_share: ClassVar[float] = 0.005
     #: A quick search also tries the chosen kernel on this number of shapes that were the fastest in earlier searches on
     #: devices of this model.
-    trial_earlier_winner_count: ClassVar[int] = 4
+    trial_earlier_shape_count: ClassVar[int] = 4
     #: The maximum number of a kernel's algorithms, the most promising first, that a quick search tries on a shape. On
     #: the first shape it tries all algorithms of kernels that need no compilation.
     max_quick_algorithms: ClassVar[int] = 2
@@ -180,7 +180,7 @@ class GridSearchStrategy(PlanStrategy):
         fastest = [max(rows, key=lambda row: row.best_rate) for rows in rows_by_shape.values()]
         candidates += [(row.shape, row.kernel) for row in fastest]
         measured = [*self._scouted_rows, *self._algorithm_rows]
-        candidates += list_default_candidates(candidates, measured, self._default_kernel_name)
+        candidates += list_default_kernel_candidates(candidates, measured, self._default_kernel_name)
         confirming = yield from self._confirmation.run_rounds(
             regime,
             list(dict.fromkeys(candidates)),
@@ -240,7 +240,7 @@ class GridSearchStrategy(PlanStrategy):
             self._ranked_kernels = kernels = self._choose_best_kernel(tried_rows, shapes)
             # The shapes on which the default kernel is fastest are rarely the fastest of another kernel. So try the
             # chosen kernel also on shapes that were fastest before on devices of this model.
-            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_earlier_winner_count])))
+            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_earlier_shape_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
             tried_rows = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
@@ -382,7 +382,7 @@ class GridSearchStrategy(PlanStrategy):
         best_candidates = choose_candidates_by_visits(visits, self.sustained_round_candidate_count)
         return list(
             dict.fromkeys(
-                (*best_candidates, *list_default_candidates(best_candidates[:1], (), self._default_kernel_name))
+                (*best_candidates, *list_default_kernel_candidates(best_candidates[:1], (), self._default_kernel_name))
             )
         )
 

@@ -21,7 +21,15 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
 from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import (
+    DERIVED_METADATA,
+    CheckedProblem,
+    FlopOperation,
+    Preset,
+    describe,
+    draw_sizes,
+    yield_combinations,
+)
 
 ATTENTION_DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
 #: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
@@ -405,7 +413,7 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
         """
         tokens = _DEFAULT_BATCH_TOKENS if backend.is_accelerator else _DEFAULT_CPU_BATCH_TOKENS
         shapes = []
-        for combination in combine_values({**_DEFAULT_SIZES, **sizes}):
+        for combination in yield_combinations({**_DEFAULT_SIZES, **sizes}):
             key_dim, value_dim = combination.pop("head_dim")
             heads, length = combination["heads"] or max(1, _DEFAULT_HIDDEN_SIZE // key_dim), combination["seqlen_k"]
             default_sizes = {"heads": heads, "kv_heads": heads, "seqlen_q": length, "batch": max(1, tokens // length)}

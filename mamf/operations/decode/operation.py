@@ -22,7 +22,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
 from mamf.kernel import Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, describe, draw_sizes, yield_combinations
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
@@ -427,7 +427,7 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         """Return a shape for every combination of sizes. The default sizes are those of a layer of Llama 8B."""
         default_sizes = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_DEFAULT_CPU_SIZES}
         shapes = []
-        for combination in combine_values({**default_sizes, **sizes}):
+        for combination in yield_combinations({**default_sizes, **sizes}):
             key_dim, value_dim = combination.pop("head_dim")
             shapes.append(DecodeShape(**combination, head_dim=key_dim, head_dim_v=value_dim))
         return shapes

@@ -258,7 +258,7 @@ _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
 _StepKey = tuple[str, ModelProblem, str, int]
 _RowsByPhase = Mapping[str, Measurement]
 _DIFFERENCES_NOTE = (
-    "parts above the lowest are differences between a phase and the phase that it contains, each measured separately"
+    "all parts but the first are differences between a phase and the phase that it contains, each measured separately"
 )
 
 

@@ -2,7 +2,7 @@
 
 This code was checked with nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA's name of a device includes the MIG slice
 ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). While the control daemon of MPS, the CUDA Multi-Process Service, runs, every
-process uses MPS. When the daemon stops, it removes its pid file, but not its socket.
+process uses MPS. Only the daemon's pid file shows whether it runs, because its socket remains after it has stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import psutil
 from mamf.backend import STARTING_PROCESS_PID_VARIABLE, Advice
 
 _MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
-_VGPU_MODE = 2  # This is NVML_GPU_VIRTUALIZATION_MODE_VGPU. A card that is passed through as a whole has another mode.
+# NVML's number for a vGPU (NVML_GPU_VIRTUALIZATION_MODE_VGPU). A whole card in a virtual machine has another number.
+_VGPU_MODE = 2
 _PCI_DEVICES_FOLDER = Path("/sys/bus/pci/devices")
 _WHOLE_CARD_PARTITION_MODES = ("", "SPX", "UNKNOWN")
 _OTHER_PROCESSES = "other processes"
@@ -35,7 +36,8 @@ def find_mig_slice(name: str) -> str | None:
 def list_sharing_ways(sensors: Any, name: str) -> tuple[str, ...]:
     """Return the ways in which an NVIDIA card is shared, such as "MPS".
 
-    If processes use MPS, the result does not contain "other processes", because NVML lists the MPS server too.
+    If processes use MPS, the result does not contain "other processes", because NVML lists the MPS server as
+    another process.
     ``sensors``: NvmlSensors, or None if they are unavailable.
     """
     ways = [find_mig_slice(name), _detect_vgpu(sensors), _detect_mps(sensors) or _detect_other_processes(sensors)]
@@ -60,11 +62,11 @@ def _detect_other_processes(sensors: Any) -> str | None:
 
 
 def count_other_processes(sensors: Any) -> int | None:
-    """Return the number of compute processes on the card that do not belong to this run of mamf; None if NVML reports
-    no process at all, as some drivers do in a container.
+    """Return the number of compute processes on the card that do not belong to this run of mamf; None if unknown.
 
-    Other drivers report the host's pids in a container, so this process cannot find itself in the list. In this case,
-    assume that the list contains this process, and the process of mamf that started it, if any.
+    In a container, some drivers report no process at all, so the number is unknown. Other drivers report the host's
+    pids, so this process does not find itself among them. It then assumes that the driver counts it, and counts the
+    process of mamf that started it, if another process did.
     """
     processes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
@@ -79,7 +81,7 @@ def _find_pids_of_run() -> set[int]:
     """Return the pids of all processes of this run of mamf."""
     pids = {os.getpid()}
     if starting_process_pid := os.environ.get(STARTING_PROCESS_PID_VARIABLE):
-        with contextlib.suppress(psutil.Error, ValueError):  # The process has ended, or the variable is not a pid.
+        with contextlib.suppress(psutil.Error, ValueError):  # The starting process has ended, or its pid is invalid.
             pids.add(int(starting_process_pid))
             pids |= {child.pid for child in psutil.Process(int(starting_process_pid)).children(recursive=True)}
     return pids

@@ -46,18 +46,19 @@ END:
     ret;
 }
 """
+#: Minimum time for which each block of a stamp occupies its SM.
 _MIN_BLOCK_NANOSECONDS = 1500
-#: Two blocks of this many threads fill an SM.
+#: Number of threads per block, and number of blocks that together occupy a whole SM.
 _THREADS_PER_BLOCK, _BLOCKS_PER_UNIT = 1024, 2
-#: Number of slots for the results of stamps. Stamps use all slots in turn. Before a stamp uses the first slot of either
-#: half again, it clears this half.
+#: Number of slots for the results of stamps. Each stamp writes its results to the next slot, and after the last slot to
+#: the first one again. Before a stamp writes to the first slot of a half, mamf clears all slots of this half.
 _SLOT_COUNT, _HALF_SLOT_COUNT = 256, 128
 
 
 class CudaStamps:
-    """The clock stamps of an NVIDIA device, which are queued in torch's current stream.
+    """Records clock stamps of an NVIDIA device in torch's current stream.
 
-    ``driver``: the driver's library. ``index``: the index of the device. ``unit_count``: the number of SMs.
+    ``driver``: the library of the CUDA driver. ``index``: the index of the device. ``unit_count``: its number of SMs.
     """
 
     def __init__(self, driver: Any, index: int, unit_count: int) -> None:

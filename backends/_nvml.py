@@ -31,15 +31,15 @@ _NVML_NOT_INSTALLED = Unavailable(
 
 
 class NvmlSensors:
-    """The sensors of one NVIDIA device, which NVML reads. If the driver or a container hides a value, it is None.
+    """Reads the sensors of one NVIDIA device from NVML. A value that the driver or a container hides is None.
 
-    ``is_whole``: whether the device is a whole card. NVML measures power per card, so the power of a slice is unknown.
+    ``is_whole_card``: whether the device is not a slice of a card. NVML measures only the power of whole cards.
     """
 
-    def __init__(self, nvml: Any, handle: Any, is_whole: bool = True) -> None:
+    def __init__(self, nvml: Any, handle: Any, is_whole_card: bool = True) -> None:
         self.nvml = nvml
         self.handle = handle
-        self.is_whole = is_whole
+        self.is_whole_card = is_whole_card
         # NVMLLibraryMismatchError means that the driver is too old. It is not a subclass of NVMLError, and old releases
         # of nvidia-ml-py lack it.
         self.error_types = (nvml.NVMLError, getattr(nvml, "NVMLLibraryMismatchError", nvml.NVMLError))
@@ -57,8 +57,10 @@ class NvmlSensors:
     def read(self, energy: bool = False) -> Reading:
         nvml = self.nvml
         clock_mhz = self.call_or_none(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
-        milliwatts = self.call_or_none(nvml.nvmlDeviceGetPowerUsage) if self.is_whole else None
-        millijoules = self.call_or_none(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole and energy else None
+        milliwatts = self.call_or_none(nvml.nvmlDeviceGetPowerUsage) if self.is_whole_card else None
+        millijoules = (
+            self.call_or_none(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole_card and energy else None
+        )
         reasons = self.read_clock_event_reason_bits() or 0
         return Reading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
@@ -87,7 +89,7 @@ class NvmlSensors:
 
 
 def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
-    """Return the sensors of a device, or why they are unavailable. ``properties``: those that torch.cuda reports."""
+    """Return the sensors of a device, or why they are unavailable. ``properties``: torch.cuda's properties of it."""
     try:
         import pynvml
     except ImportError:
@@ -96,19 +98,19 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         return Unavailable(f"NVML cannot be started ({error})", "check that nvidia-smi runs in this container")
-    uuid, is_whole = str(getattr(properties, "uuid", _NULL_UUID)), find_mig_slice(properties.name) is None
+    uuid, is_whole_card = str(getattr(properties, "uuid", _NULL_UUID)), find_mig_slice(properties.name) is None
     if uuid != _NULL_UUID:
         try:
-            return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()), is_whole)
+            return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode()), is_whole_card)
         except pynvml.NVMLError:
-            pass  # In MIG slices and some virtual machines, find the device by its address below.
+            pass  # Some virtual machines hide the UUID. Find the device by its PCI address below.
     if not hasattr(properties, "pci_bus_id"):
         return Unavailable(
             "this torch reports neither the device's UUID nor its PCI address", "pip install --upgrade torch"
         )
     address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
-        return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()), is_whole)
+        return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()), is_whole_card)
     except pynvml.NVMLError as error:
         return Unavailable(f"NVML does not know the device ({error})", "check that nvidia-smi lists the device")
 

@@ -19,11 +19,11 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import get_package_version
 from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class
-from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, hash_identifier, to_torch_dtype
+from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, get_torch_dtype, hash_identifier
 
 ResultT = TypeVar("ResultT")
 _BACKEND_NAME = "accelerator"
-#: Names of functions in torch.accelerator, by their different names in torch.cuda and in vendors' modules.
+#: Names of functions in torch.accelerator that have another name in torch.cuda and in vendors' modules, by that name.
 _TORCH_ACCELERATOR_NAMES = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
@@ -41,10 +41,10 @@ _MISSING_FUNCTION_ERRORS = (
 )
 _CACHE_SIZE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPE_CANDIDATES = ("bfloat16", "float16", "float32")
-# mamf compares times from events with the host clock on a load of at least 0.02 s, so that the overhead of launches is
-# negligible. Events may differ from the host clock by 10 %.
-_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
-# Number of these comparisons. One is not enough, because a busy host may delay it.
+# To test whether the device's events work, mamf times a load of at least 0.02 s with events and with the host clock. A
+# shorter load would show mostly the overhead of launches. The two times may differ by 10 %.
+_MIN_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
+# Number of times to compare events with the host clock. Once is not enough, because a busy host may delay the load.
 _TIMER_COMPARISON_COUNT = 3
 _EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUE_COUNT = 32, 2**22
 
@@ -65,7 +65,7 @@ def _return_none_if_missing(method: Callable[..., Any]) -> Any:
 
 
 class VendorModule:
-    """The vendor's torch module, with functions of torch.accelerator in place of those that the module lacks."""
+    """The vendor's torch module. Functions that it lacks are taken from torch.accelerator."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -164,12 +164,13 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         self.timer = "host clock" if self.reason_events_are_unusable else "device events"
 
     def _can_multiply(self, dtype: str) -> bool:
-        matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
+        matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=get_torch_dtype(dtype)))
         return matrix is not None and _call_or_none(lambda: torch.mm(matrix, matrix)) is not None
 
     def _make_load_function(self) -> Callable[[], None]:
-        """Return a function that launches work of at least _LOAD_SECONDS. Raises UnavailableError if synchronize does
-        not wait for this work, because mamf cannot time such a device.
+        """Return a function that launches work which takes at least _MIN_LOAD_SECONDS.
+
+        Raises UnavailableError if synchronize does not wait for this work, because mamf cannot time such a device.
         """
         buffer, launch_count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
 
@@ -178,8 +179,8 @@ class AnyAcceleratorBackend(MultiStreamBackend):
                 buffer.zero_()
 
         def time_load() -> tuple[float, float]:
-            """Run the load. Return the seconds from the return of synchronize to the end of the load's work, and the
-            seconds from the launch to the return of synchronize.
+            """Run the load and return two times in seconds: how long the load still ran after synchronize had returned,
+            which is about 0 if synchronize works, and how long the launches and synchronize took.
             """
             self.synchronize()
             start_seconds = self.now()
@@ -189,11 +190,11 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             buffer[:1].cpu()  # This read waits for all queued work.
             return self.now() - start_seconds - seconds, seconds
 
-        time_load()  # The first launches may compile kernels, so ignore their time.
-        while sum(time_load()) < _LOAD_SECONDS and launch_count < _MAX_LOAD_LAUNCHES:
+        time_load()  # Ignore the time of the first launches, which may compile kernels.
+        while sum(time_load()) < _MIN_LOAD_SECONDS and launch_count < _MAX_LOAD_LAUNCHES:
             launch_count *= 2
         wait_seconds, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
-        if wait_seconds > max(seconds, _LOAD_SECONDS / 2):
+        if wait_seconds > max(seconds, _MIN_LOAD_SECONDS / 2):
             fault = (
                 f"synchronize returned after {seconds * 1e3:.1f} ms, {wait_seconds * 1e3:.1f} ms before the work ended"
             )
@@ -228,19 +229,24 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         if not self.reason_events_are_unusable:
             super().wait_for_mark(mark)
 
+    def is_mark_reached(self, mark: Any) -> bool:
+        return bool(self.reason_events_are_unusable) or super().is_mark_reached(mark)
+
     def compute_seconds_between(self, start: Any, end: Any) -> float:
         return float(end - start) if self.reason_events_are_unusable else super().compute_seconds_between(start, end)
 
     def estimate_timer_overhead(self) -> float | None:
-        """Return the seconds that two marks add to the time of a launch. If marks are events, estimate this as other
-        backends do. If marks are times of the host clock, return the median time between two marks without a launch.
+        """Return the seconds that two marks (events, or times of the host clock) add to the measured time of a launch.
+
+        For events, TorchBackend estimates this. For times of the host clock, it is the median time between two marks
+        without a launch.
         """
         if not self.reason_events_are_unusable:
             return super().estimate_timer_overhead()
         intervals = [(self.record_mark(), self.record_mark()) for _ in range(_EMPTY_INTERVAL_COUNT)]
         return statistics.median(self.compute_seconds_between(start, end) for start, end in intervals)
 
-    # -- memory: None if the vendor does not report it ---------------------------------------------------------------
+    # -- memory (None if the vendor does not report it) --------------------------------------------------------------
 
     def make_operand_pool(self, data: str, seed: int) -> OperandPool:
         return super().make_operand_pool(data, seed) if self._has_generator else HostFilledPool(self, data, seed)
@@ -275,12 +281,12 @@ class AnyAcceleratorBackend(MultiStreamBackend):
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype == "tf32":
-            return "torch.accelerator has no tf32"
+            return "torch.accelerator has no tf32; use float32"
         if (
             dtype in DTYPES
-            and _call_or_none(lambda: torch.zeros(16, device=self.device).to(to_torch_dtype(dtype))) is None
+            and _call_or_none(lambda: torch.zeros(16, device=self.device).to(get_torch_dtype(dtype))) is None
         ):
-            return f"{self.find_device_type()} devices do not support {dtype}"
+            return f"{self.find_device_type()} devices do not support {dtype}; use another dtype"
         return super().explain_unsupported_dtype(dtype)
 
     def explain_missing_compiler(self) -> Unavailable | None:

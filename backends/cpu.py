@@ -25,7 +25,7 @@ _MIN_WARNED_BUSY_PERCENT = 20.0
 
 
 class CpuSensors:
-    """The sensors of clock and temperature that every user may read. Virtual machines often have no sensors."""
+    """Reads those sensors of clock and temperature that need no root rights. Virtual machines often have no sensors."""
 
     def read(self, energy: bool = False) -> Reading:
         frequency = read_cpu_clock_record()
@@ -42,8 +42,10 @@ _CPP_COMPILERS = ("c++", "g++", "clang++")
 
 
 class ThreadMark:
-    """A mark in the queue of a thread. Converting the mark to a float waits until the thread has reached the mark. The
-    float is the host's time in seconds when this happened.
+    """The time at which a thread reaches a point in its queue.
+
+    ``float(mark)`` waits until the thread has reached this point, and returns the host's time in seconds at which the
+    thread reached it.
     """
 
     def __init__(self, reached_at: Future[float]) -> None:
@@ -81,8 +83,8 @@ class CpuBackend(HostTimedBackend):
     runtime = "host"
     is_accelerator = False
     device_type = "cpu"
-    # Do not rest between measurements. A CPU changes its clock more slowly than a GPU, and a matmul can take seconds,
-    # so rests would double the time of a run without any benefit.
+    # Do not leave the CPU idle between measurements. Its clock changes more slowly than that of a GPU, and a matmul can
+    # take seconds, so idle times would double the time of a run without any benefit.
     burst_traits = BurstTraits(
         train_seconds=0.1,
         rest_ratio=0.0,

@@ -29,7 +29,7 @@ class CudaBackend(MultiStreamBackend):
     name = "cuda"
     runtime = "cuda"
     device_type = "cuda"
-    # Use the default traits, because they were measured on NVIDIA GPUs (mamf.calibration).
+    # Use the default settings of measurements, because mamf.calibration chose them by tests on NVIDIA GPUs.
     burst_traits = BurstTraits()
     sustained_traits = SustainedTraits()
     has_graphs = True
@@ -101,9 +101,9 @@ class CudaBackend(MultiStreamBackend):
         if dtype == "float8_e4m3fnuz":
             return "NVIDIA devices have no float8_e4m3fnuz; use float8_e4m3fn"
         if dtype.startswith("float8") and capability < _MIN_CAPABILITY_WITH_FP8:
-            return f"{properties.name} has no 8-bit floats: they need compute capability 8.9 or higher"
+            return f"{properties.name} has no 8-bit floats, which need compute capability 8.9; use bfloat16"
         if dtype == "tf32" and properties.major < _MIN_MAJOR_CAPABILITY_WITH_TF32:
-            return f"{properties.name} has no tf32: it needs compute capability 8.0 or higher"
+            return f"{properties.name} has no tf32, which needs compute capability 8.0; use float32"
         return super().explain_unsupported_dtype(dtype)
 
     def read_settings(self) -> dict[str, str]:
@@ -120,8 +120,9 @@ class CudaBackend(MultiStreamBackend):
         }
 
     def _read_card_vboost(self) -> dict[str, str]:
-        """Return a dictionary with the card's vboost setting, which is empty if the setting is unknown. Without NVML,
-        the setting is unknown, because only NVML knows the card's index in nvidia-smi.
+        """Return the card's vboost setting as a dictionary, or an empty dictionary if the setting is unknown.
+
+        Without NVML, the setting is unknown, because only NVML knows the card's index in nvidia-smi.
         """
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}
@@ -138,7 +139,7 @@ class CudaBackend(MultiStreamBackend):
             return None
         event = self.record_mark()
         error_code = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
-        return None if error_code or after.query() else event
+        return None if error_code or self.is_mark_reached(after) else event
 
     @cached_property
     def clock_stamps(self) -> CudaStamps | Unavailable:
@@ -206,7 +207,7 @@ class CudaBackend(MultiStreamBackend):
 
 @cache
 def _read_cublas_version() -> dict[str, str]:
-    """Return a dictionary with the version of the installed cuBLAS package; empty if the package is not installed.
+    """Return the version of the installed cuBLAS package as a dictionary, which is empty without this package.
 
     Logs record this version, because one version of torch can run with several versions of cuBLAS.
     """
@@ -217,9 +218,9 @@ def _read_cublas_version() -> dict[str, str]:
 
 @cache
 def _read_vboost(index: int) -> dict[str, str]:
-    """Return a dictionary with a card's vboost setting, which moves power from the L2 cache to the SMs; empty if the
-    setting is unknown. Only the output of nvidia-smi contains this setting.
+    """Return a card's vboost setting as a dictionary, or an empty dictionary if the setting is unknown.
 
+    vboost moves power from the L2 cache to the SMs. Only the output of nvidia-smi contains this setting.
     ``index``: the card's index in nvidia-smi.
     """
     command = ["nvidia-smi", "boost-slider", "-l", "-i", str(index)]

@@ -25,13 +25,13 @@ _GAUDI_PACKAGE = "habana_frameworks"
 # Gaudi3 has an L2 and an L3 cache.
 _CACHE_BYTES_BY_MODEL = {"GAUDI2": 48 * MIB, "GAUDI3": 96 * MIB}
 _LAZY_MODE_VARIABLE = "PT_HPU_LAZY_MODE"
-# Define these constants of pyhlml here, because pyhlml has them only in a deprecated module.
+# Define these constants here, because pyhlml defines them only in a deprecated module.
 HLML_CLOCK_SOC = 0
 HLML_TEMPERATURE_ON_AIP = 0
 
 
 class HlmlSensors:
-    """The sensors of one Gaudi device, read from pyhlml. A value that pyhlml refuses to show is None."""
+    """Reads the sensors of one Gaudi device from pyhlml. A value that pyhlml cannot read is None."""
 
     def __init__(self, hlml: Any, handle: Any) -> None:
         self.hlml = hlml
@@ -142,7 +142,7 @@ class HpuBackend(AcceleratorBackend):
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "float8_e4m3fnuz", "int8"):
-            return f"Gaudi does not support matmuls of {dtype}"
+            return f"Gaudi does not support matmuls of {dtype}; use bfloat16"
         return super().explain_unsupported_dtype(dtype)
 
     def read_settings(self) -> dict[str, str]:

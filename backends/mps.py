@@ -35,7 +35,7 @@ class MpsBackend(HostTimedBackend):
 
     @classmethod
     def read_device_name(cls, index: int) -> str:
-        # Older releases of torch have no get_name, so this method then returns a general name.
+        # Older releases of torch have no get_name. For these releases, return a general name.
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
 
@@ -70,5 +70,5 @@ class MpsBackend(HostTimedBackend):
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float64", "int8") or dtype.startswith("float8"):
-            return f"Apple GPUs do not support matmuls of {dtype}"
+            return f"Apple GPUs do not support matmuls of {dtype}; use float16 or float32"
         return super().explain_unsupported_dtype(dtype)

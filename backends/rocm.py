@@ -23,7 +23,7 @@ _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
 _INFINITY_CACHE_BYTES_BY_ARCHITECTURE = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
-# Reasons of throttling, by the counter that increases while the card is throttled for this reason (MI300 and newer).
+# Reasons for throttling, by amdsmi's name of the counter that increases while the reason applies (MI300 and newer).
 _THROTTLE_REASON_BY_COUNTER = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
@@ -35,22 +35,21 @@ _THROTTLE_REASON_BY_COUNTER = {
 # second is older, and is used if the first is missing.
 _ROCTX_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# Values of fields that the device does not support, which have all bits set. amdsmi reports "N/A" for only some of
-# these fields.
+# Values of sensor fields that the device does not support: all bits are set. For only some of these fields, amdsmi
+# reports "N/A" instead.
 _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
-    """The sensors of one AMD device, which amdsmi reads. If amdsmi returns "N/A" or raises an error, a value is None.
+    """Reads the sensors of one AMD device from amdsmi. If amdsmi returns "N/A" or raises an error, the value is None.
 
-    ``is_whole``: whether the device is a whole card. amdsmi measures power per socket, so the power of a partition is
-    unknown.
+    ``is_whole_card``: whether the device is not a partition of a card. amdsmi measures only the power of whole cards.
     """
 
-    def __init__(self, smi: Any, handle: Any, is_whole: bool = True) -> None:
+    def __init__(self, smi: Any, handle: Any, is_whole_card: bool = True) -> None:
         self.smi = smi
         self.handle = handle
-        self.is_whole = is_whole
+        self.is_whole_card = is_whole_card
         self._throttle_counters = self.read_throttle_counters()
 
     def call_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
@@ -70,8 +69,8 @@ class AmdSmiSensors:
     def read(self, energy: bool = False) -> Reading:
         smi = self.smi
         megahertz = self.get_first_number(self.call_or_none(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
-        power_info = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole else None
-        energy_info = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole and energy else None
+        power_info = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole_card else None
+        energy_info = self.call_or_none(smi.amdsmi_get_energy_count) if self.is_whole_card and energy else None
         energy_count = self.get_first_number(energy_info, "energy_accumulator")
         microjoules_per_count = self.get_first_number(energy_info, "counter_resolution")
         celsius = self.call_or_none(
@@ -117,11 +116,11 @@ class AmdSmiSensors:
         return uuid if isinstance(uuid, str) and uuid != "N/A" else None
 
 
-def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unavailable:
+def open_amdsmi(properties: Any, is_whole_card: bool = True) -> AmdSmiSensors | Unavailable:
     """Return the sensors of a device, or why they are unavailable.
 
     mamf finds the device in amdsmi by PCI address, because HIP_VISIBLE_DEVICES changes the indices of devices.
-    ``properties``: torch.cuda's properties of the device. ``is_whole``: see AmdSmiSensors.
+    ``properties``: torch.cuda's properties of the device. ``is_whole_card``: see AmdSmiSensors.
     """
     try:
         with contextlib.redirect_stdout(sys.stderr):  # amdsmi prints a message if it finds no library.
@@ -140,7 +139,7 @@ def open_amdsmi(properties: Any, is_whole: bool = True) -> AmdSmiSensors | Unava
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         amdsmi.amdsmi_init()
-        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address), is_whole)
+        return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address), is_whole_card)
     except amdsmi.AmdSmiException as error:
         return Unavailable(
             f"amdsmi does not answer ({error})", "check that amd-smi runs, and that you are in the render group"
@@ -229,13 +228,13 @@ class RocmBackend(MultiStreamBackend):
         architecture = self.architecture
         uses_fnuz = architecture.startswith("gfx94")
         if dtype.startswith("float8") and not architecture.startswith(_ARCHITECTURES_WITH_FP8):
-            return f"{architecture} has no 8-bit floats"
+            return f"{architecture} has no 8-bit floats; use bfloat16"
         if dtype == "float8_e4m3fnuz" and not uses_fnuz:
             return f"{architecture} has no float8_e4m3fnuz; use float8_e4m3fn"
         if dtype in ("float8_e4m3fn", "float8_e5m2") and uses_fnuz:
             return f"{architecture} has no {dtype}; use float8_e4m3fnuz"
         if dtype == "tf32" and not architecture.startswith(_ARCHITECTURES_WITH_TF32):
-            return f"{architecture} has no tf32"
+            return f"{architecture} has no tf32; use float32"
         return super().explain_unsupported_dtype(dtype)
 
     def read_settings(self) -> dict[str, str]:
@@ -255,13 +254,16 @@ class RocmBackend(MultiStreamBackend):
 
     @contextlib.contextmanager
     def open_profiler_window(self, name: str) -> Iterator[None]:
-        """Put a roctx range around the work. rocprofv3 --selected-regions records only between resume and pause."""
+        """Resume rocprofv3 before the work and pause it after the work, and put a roctx range around the work.
+
+        With --selected-regions, rocprofv3 records only this part of the program.
+        """
         self.synchronize()
         if self._roctx is None:
             yield
             self.synchronize()
             return
-        # The older roctx library cannot pause the profiler.
+        # The older roctx library cannot resume or pause the profiler, so it calls functions that do nothing.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:

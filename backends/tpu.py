@@ -1,11 +1,12 @@
 """Tell users of Google TPUs why mamf cannot measure them: neither torch package for TPUs can time a launch.
 
-The code of torch_tpu 0.2.0 (its wheel) and torch_xla (pytorch/xla 41398bf) shows this. In torch_tpu, an event
-does not mark a place in the device's queue: it waits for the copies to the host that are pending when it is recorded.
-elapsed_time of two events, which raises an error in earlier releases, is the host's time between two notifications.
-torch.tpu.synchronize waits only for copies too, as its documentation says. A barrier for all work exists, but it is
-internal (torch_tpu._internal.sync). torch_xla collects launches in a graph, which drops matmuls whose result is
-overwritten, and it has no events.
+This follows from the code of torch_tpu 0.2.0 (its wheel) and of torch_xla (pytorch/xla 41398bf):
+
+- An event of torch_tpu waits only for the copies to the host that are pending when it is recorded, not for kernels. So
+  the elapsed_time of two events, which raises an error in earlier releases, is a time of the host.
+- torch.tpu.synchronize waits only for copies too, as its documentation says. A function that waits for all work exists,
+  but it is internal (torch_tpu._internal.sync).
+- torch_xla collects launches in a graph, which drops matmuls whose result is overwritten, and it has no events.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _REMEDY = "pip install xprof   # its traces show device times, but mamf cannot u
 
 
 class TpuBackend(HostTimedBackend):
-    """A backend that is never available, because it would report impossible rates: it cannot wait for kernels."""
+    """A backend that is never available, because no torch package can wait for a TPU's kernels to end."""
 
     name = "tpu"
     device_type = "tpu"

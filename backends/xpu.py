@@ -16,8 +16,9 @@ _INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """The sensors of clock and temperature of one Intel GPU. torch.xpu reads them, if torch is 2.13 or newer and pyzes
-    is installed. If torch.xpu cannot read a sensor, its value is None.
+    """Reads the clock and temperature of one Intel GPU from torch.xpu, which needs torch 2.13 and pyzes for this.
+
+    A value that torch.xpu cannot read is None.
     """
 
     def __init__(self, vendor: Any, index: int) -> None:
@@ -104,7 +105,7 @@ class XpuBackend(MultiStreamBackend):
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:
         if dtype in ("tf32", "float8_e4m3fnuz"):
-            return f"mamf does not support {dtype} on torch.xpu"
+            return f"mamf does not support {dtype} on torch.xpu; use another dtype"
         return super().explain_unsupported_dtype(dtype)
 
 

@@ -54,7 +54,7 @@ PUBLISHED_FIGURES_FILE, PUBLISHED_NOTICE_FILE = Path("published", "figures.csv")
 SHIPPED_PUBLISHED_FIGURES_FILE = "published.csv"
 _DEFAULT_DTYPES = ("bfloat16", "float16", "float32")
 #: Devices whose datasheet rates differ by less than this share count as equally fast, because datasheets round.
-_DATASHEET_ROUNDING = 0.01
+_DATASHEET_ROUNDING_SHARE = 0.01
 
 
 def peak(
@@ -106,9 +106,12 @@ def peak(
     }
     known = _get_first_rate(find() for kind, find in finders.items() if source in (None, kind))
     if known is None:
+        other = next(each for each in CEILING_REGIMES if each != regime)
+        is_other_known = not source and _find_measured_ceiling(backend, dtype, other)
         raise UnavailableError(
-            f"no {dtype} peak is known for {info.name}: neither a contributed ceiling nor a datasheet figure exists; "
-            f"measure a ceiling: {_format_find_command(dtype)}"
+            f"no {dtype} peak is known for {info.name} in {regime}"
+            f"{f', only in {other} (--regime {other})' if is_other_known else ''}: neither a contributed ceiling nor a "
+            f"datasheet figure exists; measure a ceiling: {_format_find_command(dtype)}"
         )
     return known
 
@@ -156,20 +159,20 @@ def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
     return next(filter(None, candidates), None)
 
 
-def _require_one_rate(name: str, devices: Sequence[DeviceModel], known: Sequence[list[Rate]]) -> list[Rate]:
+def _require_one_rate(name: str, devices: Sequence[DeviceModel], known_rates: Sequence[list[Rate]]) -> list[Rate]:
     """Return the rates of the device that a name means. Raises UsageError if the name matches several devices whose
     rates differ.
 
-    ``known``: the known rates of each of ``devices``.
+    ``known_rates``: the known rates of each of ``devices``.
     """
-    rates = [each[0].rate if each else 0.0 for each in known]
-    if max(rates) > (1 + _DATASHEET_ROUNDING) * min(rates):
+    rates = [each[0].rate if each else 0.0 for each in known_rates]
+    if max(rates) > (1 + _DATASHEET_ROUNDING_SHARE) * min(rates):
         figures = [f"{device.name} ({rate:g})" for device, rate in zip(devices, rates, strict=True)]
         listed = ", ".join(figures).replace("(0)", "(none)")
         raise UsageError(
             f"{shorten_value(name)!r} matches several devices; name one of these, listed with their TFLOPS: {listed}"
         )
-    lowest = known[rates.index(min(rates))]
+    lowest = known_rates[rates.index(min(rates))]
     return lowest if len(devices) == 1 else [replace(lowest[0], device=name)]
 
 
@@ -288,14 +291,14 @@ def find_datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
     return _make_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
 
 
-def _make_datasheet_rate(listed: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
-    if listed is None:
+def _make_datasheet_rate(listed_rate: DatasheetRate | None, device: str, dtype: str) -> Rate | None:
+    if listed_rate is None:
         return None
     description = (
-        f"datasheet of {listed.device_label}, dense {listed.dtype}; no kernel reaches "
+        f"datasheet of {listed_rate.device_label}, dense {listed_rate.dtype}; no kernel reaches "
         f"it; measure the ceiling: {_format_find_command(dtype)}"
     )
-    return replace(listed, dtype=dtype, device=device, description=description)
+    return replace(listed_rate, dtype=dtype, device=device, description=description)
 
 
 @functools.cache

@@ -42,7 +42,7 @@ from mamf.plugins.discovery import OPERATION_GROUP, list_builtin_names
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, format_count
 
 # No folder can have these names, because Windows reserves them.
-_RESERVED_NAMES = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
+_RESERVED_NAME_PATTERN = re.compile(r"con|prn|aux|nul|(?:com|lpt)\d")
 
 # -- the path in results/ where a log belongs --------------------------------------------------------------------------
 
@@ -51,10 +51,10 @@ def make_folder_name(device_name: str) -> str:
     """Return the name of the folder in results/ for a device, such as ``nvidia-h100-80gb-hbm3`` for ``NVIDIA H100 80GB
     HBM3``.
     """
-    name = join_to_slug([device_name])
+    name = join_into_slug([device_name])
     if not name:
         return "unknown-accelerator"
-    return f"{name}-accelerator" if _RESERVED_NAMES.fullmatch(name) else name
+    return f"{name}-accelerator" if _RESERVED_NAME_PATTERN.fullmatch(name) else name
 
 
 def make_file_name(header: Mapping[str, Any]) -> str:
@@ -71,15 +71,15 @@ def make_file_name(header: Mapping[str, Any]) -> str:
         *(problem["dtype"] + ("-fast" if problem.get("fast_accumulation") else "") for problem in problems),
         *(problem["direction"] for problem in problems if "direction" in problem),
         *plan["regimes"],
-        format_start(header["started"]),
+        format_start_time(header["started"]),
     ]
-    return f"{join_to_slug(parts)}.jsonl"
+    return f"{join_into_slug(parts)}.jsonl"
 
 
 def make_legacy_file_name(run: FinderRun) -> str:
     """Return the file name in results/ for an imported run of mamf-finder: version, dtype and start."""
-    started = format_start(run.started) if run.started else "undated"
-    return f"{join_to_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
+    started = format_start_time(run.started) if run.started else "undated"
+    return f"{join_into_slug(['mamf-finder', run.version or '', run.dtype or '', started])}.jsonl"
 
 
 def is_at_expected_path(actual: Path, expected: Path) -> bool:
@@ -91,12 +91,12 @@ def is_at_expected_path(actual: Path, expected: Path) -> bool:
     return numbered is not None and actual.with_stem(expected.stem) == expected
 
 
-def format_start(iso: str) -> str:
+def format_start_time(iso: str) -> str:
     """Format the start of a run, an ISO time, for a file name. Raises ValueError for any other text."""
     return datetime.fromisoformat(iso).strftime("%Y%m%d-%H%M%S")
 
 
-def join_to_slug(parts: Iterable[str]) -> str:
+def join_into_slug(parts: Iterable[str]) -> str:
     """Join texts with dashes to a name in lower case. Leaves out repeated texts and special characters."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
@@ -258,14 +258,15 @@ def find_free_path(review: Review, root: Path) -> Path:
 # -- reporting reviews -------------------------------------------------------------------------------------------------
 
 
-def format_findings(review: Review, with_warnings: bool = True) -> list[str]:
-    """Format each finding of a review as one line of text. ``with_warnings``: include warnings, which do not reject the
-    log.
+def format_findings(review: Review, include_warnings: bool = True) -> list[str]:
+    """Format each finding of a review as one line of text.
+
+    ``include_warnings``: whether to include warnings, which do not reject the log.
     """
     return [
         f"{review.path}{'' if each.line is None else f':{each.line}'}: {each.level}: {each.rule}: {each.message}"
         for each in review.findings
-        if with_warnings or not each.is_warning
+        if include_warnings or not each.is_warning
     ]
 
 

@@ -42,17 +42,17 @@ LOG_TIERS = ("complete", "interrupted", "legacy")
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
 # Match printable ASCII with single blanks and without the brackets of a Markdown link or picture.
-_PLAIN_TEXT = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
+_PLAIN_TEXT_PATTERN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # The limits of the memory that a device reports, as a share of its advertised memory: drivers reserve a part, and a
 # "GB" may mean a GiB.
 _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
 # A time in a log may be in the future by at most this, because the clock of the machine may have been wrong.
 _MAX_TIME_AHEAD = timedelta(days=2)
 # The relative rounding error of rates, because logs store rates with six digits.
-_RATE_ROUNDING = 1.1e-5
+_RATE_ROUNDING_SHARE = 1.1e-5
 # The power in a log may differ from the recomputed power by this share: old logs contain the median power of repeated
 # measurements, but newer logs contain their total energy divided by their total time.
-_POWER_ROUNDING = 0.05
+_MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
 # The highest relative error of a verified result, for exact and for approximate kernels. The tolerance of a kernel is
@@ -188,7 +188,7 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """
     devices = {device.name: device for device in (*reviewed_log.log.devices, reviewed_log.log.get_device(None))}
     for text in {*devices, reviewed_log.header["kernel"], *(row.kernel for _, _, row in reviewed_log.rows)}:
-        if not _PLAIN_TEXT.fullmatch(text):
+        if not _PLAIN_TEXT_PATTERN.fullmatch(text):
             yield Finding(
                 "device", f"the name {text!r} may have only ASCII letters, digits, punctuation and single blanks", 1
             )
@@ -311,7 +311,7 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
             yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
 
 
-def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING) -> bool:
+def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING_SHARE) -> bool:
     """Return whether two JSON values are equal, apart from rounding errors and the intervals of rates.
 
     ``written``: the value in the log. ``recomputed``: the value computed from samples. ``relative``: the allowed
@@ -358,7 +358,7 @@ def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
             yield Finding("ceiling-mismatch", f"the log lacks the measurements that confirm its {regime} ceiling", line)
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
-            rounding = _POWER_ROUNDING if name in _POWER_FIELDS else _RATE_ROUNDING
+            rounding = _MAX_POWER_DIFFERENCE_SHARE if name in _POWER_FIELDS else _RATE_ROUNDING_SHARE
             if not values_agree(record[name], expected[name], rounding):
                 message = f"{regime}: {name} is {record[name]}, but the confirming measurements give {expected[name]}"
                 yield Finding("ceiling-mismatch", message, line)

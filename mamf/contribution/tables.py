@@ -47,12 +47,13 @@ from mamf.text import Markup, escape_markdown, escape_markdown_line
 _GENERATED_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
 _MATRIX_INTRODUCTION = f"""# Results
 
-The highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. The burst ceiling (MAMF) is
-the rate in short bursts, before the power controller reacts. The sustained ceiling (MSMF) is the rate at the
-power limit ([how mamf measures](../docs/measuring.md)). Each accelerator has a page with intervals, kernels, software,
-logs and other operations. Only confirmed figures are here: a maintainer or two contributors measured them.
+This page shows the highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. The burst
+ceiling (MAMF) is the rate in short bursts, before the power controller reacts. The sustained ceiling (MSMF) is the rate
+at the power limit ([how mamf measures](../docs/measuring.md)). Each accelerator has a page with intervals, kernels,
+software, logs and other operations. All figures on this page are confirmed: a maintainer or two contributors measured
+them.
 
-{_GENERATED_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add yours.
+{_GENERATED_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add an accelerator.
 """
 _TABLE_LEGEND = """\
 `by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the samples that
@@ -78,11 +79,11 @@ def make_results_pages(collection: ResultsCollection) -> dict[Path, str]:
         folder: ResultsCollection(rates.get(folder, ()), legacy.get(folder, ()), collection.submitters)
         for folder in sorted({*rates, *legacy})
     }
-    pages = {Path(folder, "README.md"): _write_device_page(part) for folder, part in parts.items()}
-    return {Path("README.md"): _write_matrix_page(parts), **pages}
+    pages = {Path(folder, "README.md"): _make_device_page(part) for folder, part in parts.items()}
+    return {Path("README.md"): _make_matrix_page(parts), **pages}
 
 
-def _write_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
+def _make_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
     """Return the page with one table of ceilings: a row per accelerator, a column per dtype.
 
     ``parts``: the contents of each folder of results/, by its name. Dtypes with the most logs come first.
@@ -128,7 +129,7 @@ def _format_burst_and_sustained(rates: Mapping[str, float]) -> str:
     return Markup(f"**{burst}** / {sustained}")
 
 
-def _write_device_page(part: ResultsCollection) -> str:
+def _make_device_page(part: ResultsCollection) -> str:
     ranked: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
     for table in TABLES:
@@ -150,7 +151,7 @@ def _write_device_page(part: ResultsCollection) -> str:
             [*make_attention_columns(), _LOG_COLUMN],
             select_attention_rates(ranked[SHARES_TABLE]),
         ),
-        *(_write_operation_section(operation, rates) for operation, rates in best.items()),
+        *(_format_operation_section(operation, rates) for operation, rates in best.items()),
         _format_section(_INTERRUPTED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(interrupted)),
         _format_section(_UNCONFIRMED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(unconfirmed)),
         _format_section(
@@ -175,11 +176,12 @@ def make_rate_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], above: str = "") -> str:
-    """Return a Markdown section with a title and a table, or empty text if there are no rows. ``above``: text between
-    title and table.
+def _format_section(title: str, columns: Sequence[Column[RowT]], rows: Sequence[RowT], text_above: str = "") -> str:
+    """Return a Markdown section with a title and a table, or empty text if there are no rows.
+
+    ``text_above``: text between title and table.
     """
-    return f"## {title}\n\n{above}{format_visible_rows_as_markdown(Table(columns, rows))}" if rows else ""
+    return f"## {title}\n\n{text_above}{format_visible_rows_as_markdown(Table(columns, rows))}" if rows else ""
 
 
 def make_text_column(title: str, get_text: Callable[[RowT], object]) -> Column[RowT]:
@@ -250,7 +252,7 @@ def make_attention_columns() -> list[Column[ResultRate]]:
     ]
 
 
-def _write_operation_section(title: str, rates: Sequence[ResultRate]) -> str:
+def _format_operation_section(title: str, rates: Sequence[ResultRate]) -> str:
     counts = escape_markdown_line(f"{describe_counted_work(entry.row.work for entry in rates)}.")
     columns = [*make_kernel_columns(), _LOG_COLUMN]
     return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, rates, f"{counts}\n\n")

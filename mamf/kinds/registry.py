@@ -1,4 +1,4 @@
-"""Find the kind of a run (sweep, find, guard...) by its plan, and use the kind to title the run and to draw its log."""
+"""Find the kind of a run (sweep, find, guard...) by its plan. Make the title of a run and the chart of its log."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def make_log_chart(
     ``regime``: the regime to draw; None: the first regime of an attention log, all regimes of other logs.
     ``directions``: the directions to draw; None: all.
     """
-    from mamf.operations.attention.operation import DIRECTIONS
+    from mamf.operations.attention.operation import ATTENTION_DIRECTIONS
 
     for name in directions or ():
-        require_known_names(("direction", name, DIRECTIONS))
+        require_known_names(("direction", name, ATTENTION_DIRECTIONS))
     kind = get_kind(log.plan)
     if directions and not (kind.name == SWEEP and get_operation(log.plan.operation).chart == "lengths"):
         raise UsageError(

@@ -218,7 +218,7 @@ def _start_log_of_missing_shapes(folder: Path, device_log: RunLog, shapes: Seque
     )
     header = device_log.header | {"plan": make_plan_record(rest), "started": get_utc_time()}
     with RunLogWriter.create(
-        folder / f"device{device_log.header['device']['index']}.jsonl", header, may_add_number=True
+        folder / f"device{device_log.header['device']['index']}.jsonl", header, may_add_number_to_name=True
     ) as log:
         for ceiling in device_log.matmul_ceilings.values():
             log.write("ceiling", make_ceiling_record(ceiling))

@@ -43,16 +43,16 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self._copy = io.BytesIO()
 
     @classmethod
-    def create(cls, path: Path, header: Mapping[str, Any], may_add_number: bool = False) -> RunLogWriter:
+    def create(cls, path: Path, header: Mapping[str, Any], may_add_number_to_name: bool = False) -> RunLogWriter:
         """Start a new log with a header. If the process is killed meanwhile, no file without a header is left behind.
 
-        ``may_add_number``: whether to add a number to the name of the file if the name is taken. Raises UsageError if
-        the file exists or cannot be created, and RunLogWriteError if the disk is full.
+        ``may_add_number_to_name``: whether to add a number to the name of the file if the name is taken. Raises
+        UsageError if the file exists or cannot be created, and RunLogWriteError if the disk is full.
         """
         line = encode_record("header", {"schema": SCHEMA_VERSION, **header})
-        if not may_add_number and os.path.lexists(path):
+        if not may_add_number_to_name and os.path.lexists(path):
             raise UsageError(f"{path} already exists: choose another name, or continue it with --resume")
-        writer = cls(create_file_atomically(path, line, may_add_number))
+        writer = cls(create_file_atomically(path, line, may_add_number_to_name))
         writer._copy.write(line)
         try:
             writer._open_and_lock()
@@ -144,7 +144,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             try:
                 make_folder(folder)
                 self.path = self._absolute_path = create_file_atomically(
-                    folder / self._absolute_path.name, self._copy.getvalue(), may_add_number=True
+                    folder / self._absolute_path.name, self._copy.getvalue(), may_add_number_to_name=True
                 )
                 self._open_and_lock()
                 return f"{change}, so mamf wrote the whole log again to {self.path}"

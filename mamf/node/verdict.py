@@ -123,7 +123,7 @@ _MIN_THROTTLED_SHARE = 0.1
 # with a wider interval is a finding instead. Healthy cards have less than 3 %. The maximum does not apply to copies to
 # and from the host, because the copies of several devices slow one another down.
 _MAX_COMPARABLE_HALF_WIDTH = 0.1
-_HOST_COPIES = (TO_DEVICE, TO_HOST)
+_HOST_COPY_FIGURES = (TO_DEVICE, TO_HOST)
 
 
 @dataclass(frozen=True)
@@ -239,7 +239,7 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
-    return figure in _HOST_COPIES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
+    return figure in _HOST_COPY_FIGURES or device.half_widths.get(figure, 0.0) <= _MAX_COMPARABLE_HALF_WIDTH
 
 
 # -- comparisons -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from mamf.measurement import TERA, Measurement
 from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, make_byte_size_metadata
 
-COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+COLLECTIVE_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 
 @dataclass(frozen=True, order=True)
@@ -39,7 +39,7 @@ class CollectiveProblem(CheckedProblem):
 
     operation: ClassVar[str] = "collective"
 
-    collective: str = field(default="all_reduce", metadata=describe("collective to run", choices=COLLECTIVES))
+    collective: str = field(default="all_reduce", metadata=describe("collective to run", choices=COLLECTIVE_NAMES))
     ranks: int = field(
         default=2,
         metadata=describe(
@@ -55,7 +55,9 @@ class CollectiveProblem(CheckedProblem):
         default=0,
         # The maximum is more blocks than any device can run at once.
         metadata=describe(
-            "number of thread blocks that communicate on each device; 0: the library chooses", minimum=0, maximum=1024
+            "number of thread blocks that communicate on each device; 0: the library chooses the number",
+            minimum=0,
+            maximum=1024,
         ),
     )
 
@@ -111,13 +113,16 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
     def explain_unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
         if problem.count_part_elements(shape):
             return None
-        return f"{shape.nbytes} bytes are too few for {problem.ranks} equal parts of {problem.dtype}: use a larger size"
+        return (
+            f"{shape.nbytes} bytes cannot be split into {problem.ranks} equal parts of {problem.dtype}: "
+            "use a larger --size"
+        )
 
 
 _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))
 # The share of the free memory that the larger buffer of a rank may take by default. The rest is for the smaller buffer
 # and for the other data of the process.
-_MAX_MEMORY_SHARE = 0.25
+_MAX_BUFFER_MEMORY_SHARE = 0.25
 
 
 class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
@@ -134,7 +139,7 @@ class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
         if not backend.is_accelerator:
             return _DEFAULT_SHAPES[:2]
         free = backend.read_free_memory_bytes()
-        max_bytes = None if free is None else free * _MAX_MEMORY_SHARE
+        max_bytes = None if free is None else free * _MAX_BUFFER_MEMORY_SHARE
         return [
             size
             for size in _DEFAULT_SHAPES

@@ -1,4 +1,4 @@
-"""Define the operation ``grouped``, a matmul as in a mixture of experts: its shapes, problems and base kernel."""
+"""Define the operation ``grouped``, the matmuls of a mixture of experts: its shapes, problems and base kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mamf.operations.matmul.operation import BaseMatmulOperation
 from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape
 
 Routing = Literal["balanced", "skewed"]
-ROUTINGS: tuple[str, ...] = get_args(Routing)
+ROUTING_NAMES: tuple[str, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, order=True)
@@ -29,12 +29,12 @@ class GroupedShape(BaseMatmulShape):
     """
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
+    text_description: ClassVar[str] = "the shape of a grouped matmul: write eEtTnNkK, for example e8t16384n14336k4096"
 
     experts: int = field(metadata=describe("number of experts", parse_text=parse_size))
     tokens: int = field(
         metadata=describe(
-            "rows of A over all experts; a token that goes to two experts counts twice", parse_text=parse_size
+            "total rows of A for all experts; a token that goes to two experts counts twice", parse_text=parse_size
         )
     )
     n: int = field(metadata=describe("columns of C", parse_text=parse_size))
@@ -76,7 +76,7 @@ class GroupedProblem(BaseMatmulProblem):
         ranks = list(range(shape.experts))
         random.Random(self.seed).shuffle(ranks)
         weights = [1.0 if self.routing == "balanced" else 1 / (1 + rank) for rank in ranks]
-        return split_proportionally(shape.tokens, weights)
+        return split_total_proportionally(shape.tokens, weights)
 
     def compute_work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return FLOP and bytes of one launch, without bytes of the weights of experts that have no tokens."""
@@ -86,7 +86,7 @@ class GroupedProblem(BaseMatmulProblem):
         return replace(work_of_all_experts, nbytes=work_of_all_experts.nbytes - unread_bytes)
 
 
-def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
+def split_total_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
     """Split ``total`` into whole numbers proportional to ``weights``, rounded by the largest remainder method."""
     exact_parts = [total * weight / sum(weights) for weight in weights]
     parts = [int(each) for each in exact_parts]
@@ -98,7 +98,7 @@ def split_proportionally(total: int, weights: list[float]) -> tuple[int, ...]:
 
 #: The part of each model's mixture-of-experts layer that is on one device: the number of experts, the experts per
 #: token, the hidden size (elements per token), and the intermediate size (elements per token inside an expert).
-EXPERT_LAYERS = {
+EXPERT_LAYER_SIZES = {
     "mixtral-8x7b": (8, 2, 4096, 14336),
     "deepseek-v2-lite": (64, 6, 2048, 1408),
     "qwen3-30b-a3b": (128, 8, 2048, 768),
@@ -107,17 +107,17 @@ EXPERT_LAYERS = {
 
 
 def _make_expert_preset(tokens: int) -> Preset[GroupedShape]:
-    """Return the shapes of the two grouped matmuls of each layer in EXPERT_LAYERS, with labels.
+    """Return the shapes of the two grouped matmuls of each layer in EXPERT_LAYER_SIZES, with labels.
 
     One matmul computes the gate and up projections, the other the down projection. ``tokens``: the number of tokens on
     one device.
     """
-    shapes: dict[GroupedShape, str] = {}
-    for name, (experts, experts_per_token, hidden_size, intermediate_size) in EXPERT_LAYERS.items():
+    label_by_shape: dict[GroupedShape, str] = {}
+    for name, (experts, experts_per_token, hidden_size, intermediate_size) in EXPERT_LAYER_SIZES.items():
         rows = tokens * experts_per_token
-        shapes[GroupedShape(experts, rows, 2 * intermediate_size, hidden_size)] = f"{name} gate+up"
-        shapes[GroupedShape(experts, rows, hidden_size, intermediate_size)] = f"{name} down"
-    return Preset(shapes)
+        label_by_shape[GroupedShape(experts, rows, 2 * intermediate_size, hidden_size)] = f"{name} gate+up"
+        label_by_shape[GroupedShape(experts, rows, hidden_size, intermediate_size)] = f"{name} down"
+    return Preset(label_by_shape)
 
 
 EXPERT_PRESETS: Mapping[str, Preset[GroupedShape]] = {
@@ -143,7 +143,7 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
     random_matmul_counts = (1, 2, 4, 8, 32)
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        return {**super().draw_random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
+        return {**super().draw_random_case(chooser, terms), "routing": chooser.choice(ROUTING_NAMES)}
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
         """Return shapes with 8 large experts (Mixtral 8x7B), 64 experts (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
@@ -157,5 +157,5 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
         return EXPERT_PRESETS
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return the columns of a matmul's row, and a column with the number of tokens of the busiest expert."""
+        """Return the columns that reports have for every matmul, and the number of tokens of the busiest expert."""
         return {**super().make_columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}

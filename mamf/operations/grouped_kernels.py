@@ -24,8 +24,8 @@ from mamf.operations.matmul_operands import (
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.quantization import QuantizedOperand
 
-#: Texts in the error messages of grouped_mm for a shape, a layout or a device that it does not support.
-_REFUSAL_TEXTS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
+#: Texts in the errors that grouped_mm raises if it does not support a shape, a layout or a device.
+_UNSUPPORTED_ERROR_TEXTS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
 class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel):
@@ -79,7 +79,9 @@ class GroupedMm(TorchGrouped):
         return super().unsupported_problem(backend, problem)
 
     def is_refusal(self, error: Exception) -> bool:
-        is_known = isinstance(error, (RuntimeError, ValueError)) and any(text in str(error) for text in _REFUSAL_TEXTS)
+        is_known = isinstance(error, (RuntimeError, ValueError)) and any(
+            text in str(error) for text in _UNSUPPORTED_ERROR_TEXTS
+        )
         return super().is_refusal(error) or is_known
 
     def bind_operands(

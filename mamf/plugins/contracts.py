@@ -43,6 +43,7 @@ _UNCHECKED_METHODS = (
     "record_mark",
     "record_idle_mark",
     "wait_for_mark",
+    "is_mark_reached",
     "submit",
     "synchronize",
     "flush_cache",
@@ -117,12 +118,12 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 
 
 # Types for which comparing the type is enough, because their values contain no other values.
-_TYPES_WITHOUT_PARTS = (str, int, bool)
+_SCALAR_TYPES = (str, int, bool)
 
 
 def describe_type_violation(value: object, annotation: Any) -> str:
     """Return the text of a type annotation if a value does not have this type; return "" if it does."""
-    if type(value) is annotation and annotation in _TYPES_WITHOUT_PARTS:  # Most values need only this fast check.
+    if type(value) is annotation and annotation in _SCALAR_TYPES:  # Most values need only this fast check.
         return ""
     origin, type_arguments = _split_annotation(annotation)
     if origin is ClassVar:

@@ -34,7 +34,7 @@ PEAK_MEMORY = "peak"
 _MAX_SHARE_WITHOUT_CEILING = 0.01
 #: Pattern of the parts of a module's path that replace_layer_numbers replaces or removes: the number of a layer, and
 #: the attribute in which a wrapper of torch stores the wrapped module.
-_REPLACED_NAME_PARTS = re.compile(
+_REPLACED_NAME_PART_PATTERN = re.compile(
     r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
 )
 #: A function that returns the matmul ceiling of a dtype from mamf's name of the dtype; None if the ceiling is unknown.
@@ -296,7 +296,7 @@ def _list_module_names(event: Event) -> list[str]:
 # Give all layers of a model the same name: ``model.layers.0.mlp: LlamaMLP`` becomes ``model.layers.*.mlp: LlamaMLP``.
 def replace_layer_numbers(name: str) -> str:
     path, colon, module_type = name.rpartition(": ")
-    return f"{_REPLACED_NAME_PARTS.sub(lambda part: '' if part[1] else '*', path)}{colon}{module_type}"
+    return f"{_REPLACED_NAME_PART_PATTERN.sub(lambda part: '' if part[1] else '*', path)}{colon}{module_type}"
 
 
 def _make_class_row(

@@ -17,7 +17,7 @@ from mamf.ceilings.ceiling import (
     Ceiling,
     compute_median_rate,
     explain_missing_ceiling,
-    group_rounds,
+    group_rounds_by_candidate,
     has_faster_visit,
 )
 from mamf.logs.recording import RunEnd
@@ -125,7 +125,10 @@ def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> s
     """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
-    rates = {shape: compute_median_rate(rounds.values()) for (shape, _), rounds in group_rounds(choosing).items()}
+    rates = {
+        shape: compute_median_rate(rounds.values())
+        for (shape, _), rounds in group_rounds_by_candidate(choosing).items()
+    }
     if default == ceiling.kernel or not rates:
         return ""
     best = max(rates, key=rates.__getitem__)

@@ -10,7 +10,7 @@ from verdicts import verified
 
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
-from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.operations.bandwidth.torch_kernels import TorchFunctions
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
@@ -78,7 +78,7 @@ class OneSet(TorchFunctions):
 
 @pytest.mark.parametrize("shape", [SHAPE, ODD], ids=str)
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", ACCESS_PATTERNS)
 def test_every_pattern_is_right(cpu, pattern, dtype, shape):
     problem = BandwidthProblem(pattern, dtype)
     kernel = TorchFunctions()
@@ -96,8 +96,8 @@ def test_every_pattern_is_right(cpu, pattern, dtype, shape):
 @pytest.mark.parametrize(
     ("kernel", "pattern"),
     [
-        *((AllButOne, pattern) for pattern in PATTERNS),
-        *((Meddling, pattern) for pattern in PATTERNS if pattern != "write"),
+        *((AllButOne, pattern) for pattern in ACCESS_PATTERNS),
+        *((Meddling, pattern) for pattern in ACCESS_PATTERNS if pattern != "write"),
         (OneSet, "copy"),
     ],
 )
@@ -154,9 +154,9 @@ INTERPRETED = """
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.plugins.discovery import open_backend
 from mamf.operations.bandwidth.torch_kernels import TritonPasses
-from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape
 cpu = open_backend("cpu")
-for pattern in PATTERNS:
+for pattern in ACCESS_PATTERNS:
     for dtype, warm in (("float32", 1), ("float32", 3), ("bfloat16", 1)):
         problem = BandwidthProblem(pattern, dtype, warm=warm)
         pool = cpu.make_operand_pool("normal", 0)

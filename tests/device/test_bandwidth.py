@@ -5,7 +5,7 @@ from this_accelerator import ACCELERATOR
 
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
-from mamf.operations.bandwidth.operation import PATTERNS, BandwidthShape
+from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthShape
 from mamf.plugins.discovery import make_kernel, make_operation
 
 BANDWIDTH = make_operation("bandwidth")
@@ -39,7 +39,7 @@ def measured(kernel, regime, shape, **asked):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("pattern", PATTERNS)
+@pytest.mark.parametrize("pattern", ACCESS_PATTERNS)
 def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, pattern, dtype):
     row = measured(kernel, burst, LARGE, pattern=pattern, dtype=dtype)
     assert row.ok, row.reason
@@ -48,7 +48,7 @@ def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, patte
 
 
 # A write lands in the cache the first time too.
-@pytest.mark.parametrize("pattern", [each for each in PATTERNS if each != "write"])
+@pytest.mark.parametrize("pattern", [each for each in ACCESS_PATTERNS if each != "write"])
 def test_many_passes_show_the_cache(kernel, burst, pattern):
     once = measured(kernel, burst, SMALL, pattern=pattern)
     often = measured(kernel, burst, SMALL, pattern=pattern, warm=64)

@@ -10,7 +10,7 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
-from mamf.operations.bandwidth.operation import PATTERNS, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import make_operation
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 
@@ -53,7 +53,7 @@ def test_sizes_are_read_in_powers_of_two(text, nbytes, written):
 
 
 @given(
-    st.sampled_from(PATTERNS),
+    st.sampled_from(ACCESS_PATTERNS),
     st.sampled_from(["float32", "float16", "bfloat16", "float64"]),
     st.integers(1, 2**40),
     st.integers(1, 100),

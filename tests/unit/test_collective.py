@@ -8,7 +8,7 @@ from forked import forked
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operations import collective_kernels
-from mamf.operations.collective import COLLECTIVES, CollectiveProblem, CollectiveShape
+from mamf.operations.collective import COLLECTIVE_NAMES, CollectiveProblem, CollectiveShape
 from mamf.operations.collective_kernels import TorchDistributed
 from mamf.plugins.discovery import open_backend
 from mamf.testing.simulated_kernels import SimulatedCollective
@@ -28,7 +28,7 @@ def test_bus_bandwidth_is_by_the_formulas_of_nccl_tests(collective, ranks, facto
     assert f"n = {ranks}" in work.convention
 
 
-@pytest.mark.parametrize("collective", COLLECTIVES)
+@pytest.mark.parametrize("collective", COLLECTIVE_NAMES)
 def test_every_rank_has_an_equal_part_whatever_their_number(collective):
     kernel, problem, shape = SimulatedCollective(), CollectiveProblem(collective, 3), CollectiveShape(MIB)
     most = max(problem.count_buffer_elements(shape))
@@ -89,7 +89,7 @@ def of_rank(rank, store):
     store = torch.distributed.FileStore(str(store), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     kernel = TorchDistributed()
-    found = {collective: status(kernel, collective) for collective in COLLECTIVES}
+    found = {collective: status(kernel, collective) for collective in COLLECTIVE_NAMES}
     collective_kernels.make_collective_launchers = all_but_the_last
     found["all but the last"] = status(kernel, "all_to_all")
     collective_kernels.make_collective_launchers = spoilt_by_one
@@ -106,7 +106,7 @@ def two_ranks(tmp_path_factory):
 
 def test_two_ranks_verify_every_collective(two_ranks):
     for found in two_ranks:
-        assert {name: found[name] for name in COLLECTIVES} == dict.fromkeys(COLLECTIVES, "ok")
+        assert {name: found[name] for name in COLLECTIVE_NAMES} == dict.fromkeys(COLLECTIVE_NAMES, "ok")
 
 
 def test_what_one_rank_finds_wrong_is_wrong_for_all(two_ranks):

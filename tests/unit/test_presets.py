@@ -12,7 +12,7 @@ from made_plans import kernels_plan, sweep_plan
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operation import Preset as OperationPreset
-from mamf.operations.grouped import EXPERT_LAYERS, GroupedKernel, GroupedOperation, GroupedShape
+from mamf.operations.grouped import EXPERT_LAYER_SIZES, GroupedKernel, GroupedOperation, GroupedShape
 from mamf.operations.grouped import EXPERT_PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_BY_LAYER_PASS, MatmulProblem, MatmulShape
 from mamf.testing.simulated_kernels import prepare_simulated_launches
@@ -44,7 +44,7 @@ def test_experts_get_every_token_as_often_as_they_are_active():
         (GroupedShape(8, 16384, 28672, 4096), "mixtral-8x7b gate+up"),
         (GroupedShape(8, 16384, 4096, 14336), "mixtral-8x7b down"),
     ]
-    assert all(len(preset.shapes) == 2 * len(EXPERT_LAYERS) for preset in GROUPED_PRESETS.values())
+    assert all(len(preset.shapes) == 2 * len(EXPERT_LAYER_SIZES) for preset in GROUPED_PRESETS.values())
 
 
 def test_each_shape_has_a_layer_or_none_has():

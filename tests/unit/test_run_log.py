@@ -118,13 +118,13 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
     ("line", "complaint"),
     [
         ('{"record": "header", "schema": 99}', "the log has schema 99, but this mamf reads schema 5"),
-        ('{"record": "measurement"}', "not a header"),
+        ('{"record": "measurement"}', "the first record of a run log must be a header"),
         ("plain text", "not a JSON object"),
         ("[1]", "not a record"),
         ('{"record": "header", "schema": 5}', "missing field `tool`"),
         (
             '{"record": "header", "schema": 3}',
-            "schema 3, not 5: mamf 0.2 is the last release",
+            "schema 3, not 5: read or convert it with mamf 0.2",
         ),
     ],
 )

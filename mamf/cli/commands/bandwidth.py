@@ -9,7 +9,7 @@ import argparse
 from mamf.cli.planning import add_operation_options
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_session_options, add_shared_options
-from mamf.operations.bandwidth.operation import PATTERNS, BandwidthOperation
+from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthOperation
 
 EXAMPLES = """examples:
   mamf bandwidth                                        every pattern, from the cache to half the memory
@@ -19,7 +19,7 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    add_operation_options(parser, BandwidthOperation(), defaults={"pattern": PATTERNS})
+    add_operation_options(parser, BandwidthOperation(), defaults={"pattern": ACCESS_PATTERNS})
     add_shared_options(parser.add_argument_group("what to measure"), "--kernel")
     add_session_options(parser)
 

@@ -19,18 +19,23 @@ from mamf.backend import Backend, OperandPool, Unavailable
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
-from mamf.operations.bandwidth.operation import READ_ARRAYS, BandwidthKernel, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import (
+    READ_ARRAYS_BY_PATTERN,
+    BandwidthKernel,
+    BandwidthProblem,
+    BandwidthShape,
+)
 from mamf.operations.compilation import explain_triton_unavailability
 from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
 
 #: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
 #: a triad is rounded at most twice.
 PATTERN_SCALAR = 3.0
-# Number of elements that verification compares at once. Comparing them takes a few times 64 MiB of temporary memory.
+# The number of elements that verification compares at once. This takes a few times 64 MiB of temporary memory.
 _ELEMENTS_PER_CHUNK = 2**24
-_SAMPLE_COUNT = 256
-# Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|, or by this number if the sum is
-# smaller, because small values in float16 have large relative errors.
+_SAMPLED_ELEMENT_COUNT = 256
+# Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|. If this sum is smaller than the
+# constant below, verification divides by the constant, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
 # A sum must fit in the range of its dtype even if it is this many standard deviations away from its mean.
 _MAX_SUM_DEVIATIONS = 6
@@ -58,14 +63,14 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        return super().prepare(backend, problem, shape, pool, problem.limit_operand_sets(shape, sets), rewrite)
+        return super().prepare(backend, problem, shape, pool, problem.limit_operand_set_count(shape, sets), rewrite)
 
     def make_operand_set(
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         arrays = {name: buffers[name][: problem.count_elements(shape)] for name in problem.array_names}
         launch, output, count_per_element = self.bind_operands(backend, problem, arrays)
-        operands = [arrays[name] for name in READ_ARRAYS[problem.pattern]]
+        operands = [arrays[name] for name in READ_ARRAYS_BY_PATTERN[problem.pattern]]
         if problem.pattern == "read":
             device = torch.device("cpu") if backend.explain_unsupported_dtype("float64") else output.device
             verify = make_sum_check(operands[0], output, count_per_element, device)
@@ -110,7 +115,9 @@ def make_element_check(
     """Return a function that checks all elements of the output on the device, and sampled elements on the host."""
     # An element of a triad may be rounded twice: after the multiply and after the add.
     tolerance = 2 * DTYPES[problem.dtype].tolerance if problem.pattern == "triad" else 0.0
-    sample_indices = draw_sample_indices(output.numel(), _SAMPLE_COUNT, random.Random(problem.seed)).to(output.device)
+    sample_indices = draw_sample_indices(output.numel(), _SAMPLED_ELEMENT_COUNT, random.Random(problem.seed)).to(
+        output.device
+    )
     sampled_operands = [copy_samples_to_host(operand, sample_indices) for operand in operands]
     sum_dtype = torch.float64 if output.dtype == torch.float64 else torch.float32
 
@@ -118,12 +125,12 @@ def make_element_check(
         chunks = zip(*(tensor.split(_ELEMENTS_PER_CHUNK) for tensor in (output, *operands)), strict=True)
         device_error = (
             torch.stack(
-                [compute_max_error(problem.pattern, a, chunk_operands, sum_dtype) for a, *chunk_operands in chunks]
+                [compute_pattern_error(problem.pattern, a, chunk_operands, sum_dtype) for a, *chunk_operands in chunks]
             )
             .max()
             .item()
         )
-        host_error = compute_max_error(
+        host_error = compute_pattern_error(
             problem.pattern, copy_samples_to_host(output, sample_indices), sampled_operands, torch.float64
         ).item()
         return Verdict(device_error if math.isnan(device_error) else max(device_error, host_error), tolerance)
@@ -131,7 +138,7 @@ def make_element_check(
     return verify
 
 
-def compute_max_error(
+def compute_pattern_error(
     pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], sum_dtype: torch.dtype
 ) -> torch.Tensor:
     """Return the largest relative error of ``a`` for a triad; for copy and write, the share of elements that differ."""
@@ -166,7 +173,7 @@ class TorchFunctions(TorchBandwidthKernel):
         # array to 32 bits, so the sum keeps the array's dtype.
         has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
         sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
-        # Use ``sums`` in place of arrays that the pattern does not have.
+        # If the pattern lacks an array, use ``sums`` as a placeholder, which the pass of this pattern does not use.
         a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
         run_pass = {
             "copy": partial(a.copy_, b),
@@ -185,20 +192,19 @@ class TorchFunctions(TorchBandwidthKernel):
 # -- passes in Triton --------------------------------------------------------------------------------------------------
 
 
-# Number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill its 2048 threads.
+# The number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill a unit's 2048 threads.
 _PROGRAMS_PER_UNIT = 8
-# Assumed number of compute units of a device that does not report it.
+# The number of compute units that mamf assumes for a device that does not report the number.
 _DEFAULT_COMPUTE_UNITS = 64
 _WARPS_PER_PROGRAM = 8
-# Bytes of an array that a program moves at once: 32 bytes, or two loads of 16 bytes, per thread.
+# The bytes of an array that a program moves at once: 32 bytes, or two loads of 16 bytes, per thread.
 _BLOCK_BYTES = _WARPS_PER_PROGRAM * 32 * 32
 
 
 class TritonPasses(TorchBandwidthKernel):
-    """A persistent Triton kernel whose programs stride over the arrays.
+    """A persistent Triton kernel: each of its programs processes many blocks of the arrays.
 
-    A launch runs all its passes in one kernel on the device, so that several passes measure a cache without gaps
-    between kernels.
+    A launch runs all passes in one kernel, so that there are no gaps between the passes when they measure a cache.
     """
 
     name = "triton"
@@ -214,7 +220,7 @@ class TritonPasses(TorchBandwidthKernel):
         operands = [arrays[name] for name in problem.array_names]
         element_count, block_elements = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
         program_count = (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
-        kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(program_count,)]
+        triton_kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(program_count,)]
         output = arrays.get("a", operands[0].new_empty(program_count, dtype=torch.float32))
         if problem.pattern == "read":
             operands.append(output)
@@ -222,7 +228,13 @@ class TritonPasses(TorchBandwidthKernel):
         scalar = (PATTERN_SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         launch = partial(
-            kernel, *operands, *scalar, element_count, problem.warm, BLOCK=block_elements, num_warps=_WARPS_PER_PROGRAM
+            triton_kernel,
+            *operands,
+            *scalar,
+            element_count,
+            problem.warm,
+            BLOCK=block_elements,
+            num_warps=_WARPS_PER_PROGRAM,
         )
-        launch()  # Let Triton compile the kernel, which it does in the first launch.
+        launch()  # Triton compiles the kernel during the first launch.
         return launch, output, float(problem.warm)

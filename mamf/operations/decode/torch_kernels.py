@@ -10,7 +10,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, Unavailable
 from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
-from mamf.operations.attention.torch_kernels import check_flex_attention
+from mamf.operations.attention.torch_kernels import explain_flex_attention_unavailability
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import CacheTables, ReadyKernel, TorchDecode
@@ -20,9 +20,9 @@ from mamf.torch_backend import TorchBackend
 class SdpaKvcache(TorchDecode):
     """The kernel scaled_dot_product_attention over a contiguous cache of sequences of equal length.
 
-    torch chooses the backend of the function. The function aligns causal masks to the top left, which is wrong for a
-    few queries at the end of many tokens. So this kernel supports only 1 query, which needs no mask, or as many queries
-    as tokens.
+    torch chooses the backend of the function. The function aligns a causal mask to the top left, but if there are fewer
+    queries than keys, decode needs a mask that is aligned to the bottom right. So this kernel supports only 1 query,
+    which needs no mask, or as many queries as keys.
     """
 
     name = "sdpa-kvcache"
@@ -59,7 +59,7 @@ _MIN_BLOCK_KEYS = 128
 
 
 class FlexKvcache(TorchDecode):
-    """The kernel FlexAttention over a paged cache. Its block mask contains the page table.
+    """The kernel FlexAttention over a paged cache, with the page table in its block mask.
 
     mamf compiles the kernel on accelerators, but not on a CPU.
     """
@@ -73,7 +73,9 @@ class FlexKvcache(TorchDecode):
     head_dims = (16, 32, 64, 128, 256)
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        if reason := check_flex_attention(backend, backend.is_accelerator) or super().explain_unavailability(backend):
+        if reason := explain_flex_attention_unavailability(
+            backend, backend.is_accelerator
+        ) or super().explain_unavailability(backend):
             return reason
         from torch.nn.attention.flex_attention import BlockMask
 

@@ -12,7 +12,7 @@ from mamf.ceilings.ceiling import Ceilings, find_row_ceiling
 from mamf.ceilings.roof import COMPUTE_BOUND, MEMORY_LEVEL, Roofs, make_roof_point
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, find_rate, group_pairs
-from mamf.operations.attention.operation import BACKWARD_FLOP_FACTORS, DIRECTIONS, AttentionShape
+from mamf.operations.attention.operation import ATTENTION_DIRECTIONS, BACKWARD_FLOP_FACTORS, AttentionShape
 from mamf.operations.unknown import get_operation
 from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_with_binary_prefix, make_labeled_ticks
@@ -46,7 +46,10 @@ QUERY_COUNT_FACET = Facet(lambda row: row.shape.seqlen_q, lambda row: f"{row.sha
 _ALWAYS_SPLIT_FACETS = (
     Facet(lambda row: row.shape.head_dims, lambda row: f"head dim {row.shape.head_dims}"),
     Facet(lambda row: (row.shape.window or 0, row.shape.causal), lambda row: row.shape.mask_description),
-    Facet(lambda row: DIRECTIONS.index(row.problem.direction), lambda row: _DIRECTION_NAMES[row.problem.direction]),
+    Facet(
+        lambda row: ATTENTION_DIRECTIONS.index(row.problem.direction),
+        lambda row: _DIRECTION_NAMES[row.problem.direction],
+    ),
     Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype)),
 )
 #: Facets whose values get separate panels only if points would otherwise overlap.

@@ -12,7 +12,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, RatesByDtypeAndRegime, find_rate, group_pairs
-from mamf.operations.model.operation import PHASES, ModelOperation, ModelProblem
+from mamf.operations.model.operation import TRAINING_PHASES, ModelOperation, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE
 from mamf.report.ceilings import PHASE_NAMES
@@ -258,7 +258,7 @@ _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
 _StepKey = tuple[str, ModelProblem, str, int]
 _RowsByPhase = Mapping[str, Measurement]
 _DIFFERENCES_NOTE = (
-    "parts above the lowest are differences between a phase and the phase that it contains, each measured separately"
+    "all parts but the first are differences between a phase and the phase that it contains, each measured separately"
 )
 
 
@@ -278,7 +278,7 @@ def make_model_chart(
     steps: dict[_StepKey, dict[int, dict[str, Measurement]]] = {}
     for row in rows:
         if row.ok and row.regime in regimes:
-            key = row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
+            key = row.regime, replace(row.problem, phase=TRAINING_PHASES[0]), row.kernel, row.shape.batch
             steps.setdefault(key, {}).setdefault(row.shape.context, {})[row.problem.phase] = row
     first = next(iter(steps))
     common = set(_list_step_title_parts(first)).intersection(*map(_list_step_title_parts, steps))
@@ -329,13 +329,13 @@ def make_model_chart(
 
 def _list_step_title_parts(key: _StepKey) -> list[str]:
     regime, problem, kernel, batch = key
-    words = [word for word in ModelOperation().describe_problem(problem) if word not in PHASES]
+    words = [word for word in ModelOperation().describe_problem(problem) if word not in TRAINING_PHASES]
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
 def _make_step_bar(label: str, rows_by_phase: _RowsByPhase, known_ceilings: RatesByDtypeAndRegime) -> StackedBar:
     """Return the bar of a training step, labeled with the MAMFU or TFLOPS of its longest phase."""
-    longest = rows_by_phase[[phase for phase in PHASES if phase in rows_by_phase][-1]]
+    longest = rows_by_phase[[phase for phase in TRAINING_PHASES if phase in rows_by_phase][-1]]
     ceiling = find_row_ceiling(longest, known_ceilings)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
@@ -347,7 +347,7 @@ def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float
     longer phase. A negative difference between two phases counts as zero.
     """
     parts, previous_count, previous_milliseconds = [], 0, 0.0
-    for phase in (each for each in PHASES if each in rows_by_phase):
+    for phase in (each for each in TRAINING_PHASES if each in rows_by_phase):
         names, milliseconds = _PARTS_BY_PHASE[phase], rows_by_phase[phase].seconds * 1e3
         parts.append((" and ".join(names[previous_count:]), max(0.0, milliseconds - previous_milliseconds)))
         previous_count, previous_milliseconds = len(names), max(previous_milliseconds, milliseconds)

@@ -279,7 +279,7 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
     }
 
 
-# -- reports of guards, which compare a run with a baseline ------------------------------------------------------------
+# -- reports of mamf guard, which compares a run with a baseline -------------------------------------------------------
 
 
 #: Name of the XML element that marks a JUnit test, by the outcome of its row. Tests of rows with another outcome pass,
@@ -288,7 +288,7 @@ _JUNIT_TAG_BY_OUTCOME = {"regression": "failure", "failed": "error", "new": "ski
 
 
 def describe_guard_verdict(result: GuardResult) -> str:
-    """Return a line that says whether a guard passed, failed or is undecided, and why."""
+    """Return a line that says whether the verdict of ``mamf guard`` is passed, failed or undecided, and why."""
     counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
     slower = f"slower by more than {format_as_percent(result.tolerance)}"
     reason_by_outcome: dict[GuardOutcome, str] = {
@@ -304,7 +304,7 @@ def describe_guard_verdict(result: GuardResult) -> str:
 
 
 def describe_judged_row(row: JudgedRow) -> str:
-    """Return the name of a row that a guard judged: its kernel, its shape and its other fields."""
+    """Return the name of a row that ``mamf guard`` judged: its kernel, its shape and its other fields."""
     other_fields = [
         f"{field} {value}"
         for field, value in row.compared_row.pairing_fields.items()
@@ -329,7 +329,9 @@ def describe_row_outcome(row: JudgedRow) -> str:
 
 
 def make_guard_document(result: GuardResult) -> Document:
-    """Return the report of a guard: the comparison with the baseline, each row that is not ok, and the verdict."""
+    """Return the report of ``mamf guard``: the comparison with the baseline, each row that is a regression, failed, new
+    or undecided, and the verdict.
+    """
     lines = [
         f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}"
         for row in result.rows

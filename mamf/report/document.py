@@ -164,7 +164,7 @@ def label_kernel(name: str, header: Mapping[str, Any]) -> str:
 
 
 def _get_requested_kernels(header: Mapping[str, Any]) -> Sequence[str]:
-    # Users name kernels by registered name or by path (package.module:Class), and headers store what they wrote.
+    # Users name kernels by registered name or by path (package.module:Class). Headers store what users wrote.
     return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
 
 

@@ -189,7 +189,7 @@ def format_row_label(row: Measurement) -> str:
 
 
 def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return the rows that have a rate, best first. References and trials that only rank algorithms are left out."""
+    """Return the rows that have a rate, best first, without references and without trials of a library's algorithms."""
     return rank_rows(row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
 
 
@@ -279,7 +279,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
         "" if best.device is None else describe_row_device(best),
-        # The first line already says if the interval is unknown.
+        # Leave out the remark about an unknown interval, because the line about the figure already says this.
         *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
     ]
     if any(details):

@@ -43,8 +43,8 @@ from mamf.report.document import (
     split_shared_parts,
 )
 
-#: Ends of the titles of matmul ceilings, by regime: the names of the maximum achievable and the maximum sustained
-#: matmul FLOPS.
+#: Texts at the end of the titles of matmul ceilings, by regime: the abbreviations of maximum achievable matmul FLOPS
+#: and maximum sustained matmul FLOPS.
 CEILING_TITLE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
@@ -230,8 +230,8 @@ class ShareCalculator:
         ]
 
     def yield_share_remarks(self, row: Measurement) -> Iterator[str]:
-        """Yield remarks about a row: its rate as a share of the ceilings of other dtypes, that the speed of the device
-        has changed since the ceiling was measured, or that a share is above 1.
+        """Yield remarks about the shares of a row: the share of the ceilings of other dtypes in which its kernel
+        multiplies, and warnings if the device became slower or faster than it was when the ceiling was measured.
         """
         for dtype in str(row.details.get("product_dtypes", "")).split():
             ceiling = find_rate(self.measured_ceilings, dtype, row.regime)

@@ -147,9 +147,11 @@ def make_time_columns() -> list[Column[Measurement]]:
     the interval.
     """
 
-    def make_time_column(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
+    def make_time_column(
+        name: str, read_seconds: Callable[[Measurement], float], title: str = ""
+    ) -> Column[Measurement]:
         return Column(
-            f"{name}_ms", title, lambda row: 1e3 * read(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
+            f"{name}_ms", title, lambda row: 1e3 * read_seconds(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
         )
 
     return [
@@ -311,7 +313,7 @@ COMPARABLE_RATE_TITLE = "comparable"
 def make_device_record(row: Measurement) -> dict[str, Any]:
     """Return the fields of the summary that name the device of a row, if several devices shared the run.
     ``device_speed`` is the speed of this device divided by the speed of the first device, from the reference that both
-    measured; None if it is unknown.
+    devices measured. It is None if this ratio is unknown.
     """
     speed = row.device_speed and round_to_six_digits(row.device_speed)
     return {} if row.device is None else {"device": row.device, "device_speed": speed}

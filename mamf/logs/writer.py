@@ -100,9 +100,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self._copy.truncate(log.valid_bytes)
         self.append_line(line)
 
-    def write(self, record: str, fields: Mapping[str, Any]) -> None:
-        """Append a record with its name and fields. If the disk is full, restore the log and raise RunLogWriteError."""
-        self.append_line(encode_record(record, fields))
+    def write(self, record_name: str, fields: Mapping[str, Any]) -> None:
+        """Append a record. If the disk is full, restore the log and raise RunLogWriteError."""
+        self.append_line(encode_record(record_name, fields))
 
     def append_line(self, line: bytes = b"") -> None:
         """Append an encoded line. If another program has changed the file, first write the whole log again.
@@ -176,11 +176,11 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.close()
 
 
-def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
-    """Encode a record as a line of JSON, without private texts. Raises RunLogWriteError for a value that JSON cannot
-    store, such as NaN.
+def encode_record(record_name: str, fields: Mapping[str, Any]) -> bytes:
+    """Encode a record as a line of JSON, without private texts. Raises RunLogWriteError if ``fields`` has a value that
+    JSON cannot store, such as NaN.
     """
     try:
-        return f"{json.dumps({'record': record, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
+        return f"{json.dumps({'record': record_name, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
     except (TypeError, ValueError) as error:
-        raise RunLogWriteError(f"a record of type {record!r} cannot be written as JSON: {error}") from None
+        raise RunLogWriteError(f"a record of type {record_name!r} cannot be written as JSON: {error}") from None

@@ -19,7 +19,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import get_package_version
 from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class
-from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, hash_identifier, to_torch_dtype
+from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, get_torch_dtype, hash_identifier
 
 ResultT = TypeVar("ResultT")
 _BACKEND_NAME = "accelerator"
@@ -164,7 +164,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         self.timer = "host clock" if self.reason_events_are_unusable else "device events"
 
     def _can_multiply(self, dtype: str) -> bool:
-        matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=to_torch_dtype(dtype)))
+        matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=get_torch_dtype(dtype)))
         return matrix is not None and _call_or_none(lambda: torch.mm(matrix, matrix)) is not None
 
     def _make_load_function(self) -> Callable[[], None]:
@@ -229,6 +229,9 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         if not self.reason_events_are_unusable:
             super().wait_for_mark(mark)
 
+    def is_mark_reached(self, mark: Any) -> bool:
+        return bool(self.reason_events_are_unusable) or super().is_mark_reached(mark)
+
     def compute_seconds_between(self, start: Any, end: Any) -> float:
         return float(end - start) if self.reason_events_are_unusable else super().compute_seconds_between(start, end)
 
@@ -281,7 +284,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             return "torch.accelerator has no tf32; use float32"
         if (
             dtype in DTYPES
-            and _call_or_none(lambda: torch.zeros(16, device=self.device).to(to_torch_dtype(dtype))) is None
+            and _call_or_none(lambda: torch.zeros(16, device=self.device).to(get_torch_dtype(dtype))) is None
         ):
             return f"{self.find_device_type()} devices do not support {dtype}; use another dtype"
         return super().explain_unsupported_dtype(dtype)

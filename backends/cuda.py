@@ -139,7 +139,7 @@ class CudaBackend(MultiStreamBackend):
             return None
         event = self.record_mark()
         error_code = driver.cuCtxRecordEvent(context, ctypes.c_void_p(event.cuda_event))
-        return None if error_code or after.query() else event
+        return None if error_code or self.is_mark_reached(after) else event
 
     @cached_property
     def clock_stamps(self) -> CudaStamps | Unavailable:

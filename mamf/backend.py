@@ -20,12 +20,12 @@ from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkab
 from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 
-#: Name of the backend for tests, which computes the times of launches instead of measuring them.
+#: The name of the backend for tests, which computes the times of launches instead of measuring them.
 SIMULATED_BACKEND = "simulated"
-#: Number of bytes in a MiB.
+#: The number of bytes in a MiB.
 MIB = 2**20
-#: Environment variable that contains the pid of the mamf process which started this process. The starting process may
-#: have the device open without using it, so it is not counted as another user of the card.
+#: The environment variable that contains the pid of the mamf process which started this process. The starting process
+#: may have the device open without using it, so mamf does not count it as another user of the card.
 STARTING_PROCESS_PID_VARIABLE = "MAMF_LEADER_PID"
 # The text between a device's name and the list of the ways in which its card is shared.
 _SHARING_PREFIX = " (shared: "
@@ -33,10 +33,10 @@ _SHARING_PREFIX = " (shared: "
 
 @dataclass(frozen=True)
 class Unavailable:
-    """An explanation why mamf cannot use a device, kernel or sensor on this machine.
+    """An explanation of why mamf cannot use a device, kernel or sensor on this machine.
 
-    - ``reason``: why mamf cannot use it, as a clause.
-    - ``remedy``: the command or action that would make it usable.
+    - ``reason``: why mamf cannot use the device, kernel or sensor, as a clause.
+    - ``remedy``: the command or action that would make the device, kernel or sensor usable.
     """
 
     reason: str
@@ -48,8 +48,8 @@ class Unavailable:
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A description of one device, as logs and reports show it. A field is None if the vendor's libraries do not report
-    it.
+    """A description of one device for logs and reports. A field is None if the vendor's libraries do not report its
+    value.
     """
 
     backend: str
@@ -80,8 +80,8 @@ def add_sharing_to_name(name: str, sharing_ways: Iterable[str]) -> str:
 
 
 def parse_sharing_ways(name: str) -> tuple[str, ...]:
-    """Return the ways in which a card is shared, such as "MPS", from a device name that lists them; empty for a whole
-    card.
+    """Return the ways in which a card is shared, such as "MPS", from a device name that lists them. Return an empty
+    tuple for a whole card.
     """
     ways = name.partition(_SHARING_PREFIX)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
@@ -117,8 +117,8 @@ class Reading:
 class Telemetry(Protocol):
     """The sensors of one device. Reading the sensors never raises an error.
 
-    The argument ``energy`` of ``read`` says whether to read the energy counter too. That can take milliseconds, which
-    is too long between timed launches.
+    The argument ``energy`` of ``read`` says whether to read the energy counter too. Reading the counter can take
+    milliseconds, which is too long between timed launches.
     """
 
     def read(self, energy: bool = False) -> Reading: ...
@@ -159,9 +159,9 @@ class ClockStamps(Protocol):
 class Advice:
     """The result of one check of the machine.
 
-    - ``check``: the name of what was checked, such as "power limit". ``finding``: its state.
+    - ``check``: the name of what was checked, such as "power limit". ``finding``: the state that the check found.
     - ``verdict``: whether the state is right for measuring.
-    - ``cost``: the effect of a wrong state on the figures. ``command``: the command that corrects the state.
+    - ``cost``: the effect of a wrong state on the measured rates. ``command``: the command that corrects the state.
     """
 
     check: str
@@ -186,7 +186,7 @@ class Queue(ABC):
 
     @abstractmethod
     def record_mark(self) -> Any:
-        """Insert a mark (a timestamp event) into this queue and return it. ``Backend.wait_for_mark`` and
+        """Insert a mark (a timestamp event) into this queue, and return the mark. ``Backend.wait_for_mark`` and
         ``Backend.compute_seconds_between`` take marks of this queue and of the device's own queue.
         """
 
@@ -196,7 +196,7 @@ class Queue(ABC):
 
 
 class Backend(ABC):
-    """One opened device of one vendor. Opening a device (``Backend(index)``) affects only this process. It does not
+    """One opened device of one vendor. Opening a device (``Backend(index)``) affects only this process, and does not
     change the settings of the machine.
     """
 
@@ -265,17 +265,21 @@ class Backend(ABC):
         """Block the host until all work in the device's queue has finished."""
 
     def submit(self) -> None:
-        """Start the launches that a lazy library has collected so far. Does nothing if the vendor's library starts
-        each launch at once.
+        """Start the launches that a lazy library has collected so far. Do nothing if the vendor's library starts each
+        launch immediately.
         """
 
     @abstractmethod
     def record_mark(self) -> Any:
-        """Insert a mark (a timestamp event) into the device's queue, after all work queued so far, and return it."""
+        """Insert a mark (a timestamp event) into the device's queue, after all earlier work, and return the mark."""
 
     @abstractmethod
     def wait_for_mark(self, mark: Any) -> None:
-        """Block the host until the device has reached ``mark``. Work that was queued after it may still be running."""
+        """Block the host until the device has reached ``mark``. Work that was queued later may still be running."""
+
+    @abstractmethod
+    def is_mark_reached(self, mark: Any) -> bool:
+        """Return whether the device has reached ``mark``, without waiting for it."""
 
     @abstractmethod
     def compute_seconds_between(self, start: Any, end: Any) -> float:
@@ -352,19 +356,19 @@ class Backend(ABC):
 
     @abstractmethod
     def read_peak_memory_bytes(self) -> int | None:
-        """Return the most bytes of device memory that this process has had allocated at once since the last
-        ``reset_peak_memory``, or None if the vendor does not report it.
+        """Return the maximum number of bytes of device memory that this process had allocated at any time since the
+        last call of ``reset_peak_memory``, or None if the vendor does not report it.
         """
 
     def read_peak_reserved_memory_bytes(self) -> int | None:
-        """Return the most bytes that the process has reserved on the device since the last ``reset_peak_memory``,
-        including cached, unused blocks; None if the vendor does not report it.
+        """Return the maximum number of bytes that this process had reserved on the device since the last call of
+        ``reset_peak_memory``, including cached, unused blocks; None if the vendor does not report it.
         """
         return None
 
     def reset_peak_memory(self) -> None:
-        """Restart ``read_peak_memory_bytes`` and ``read_peak_reserved_memory_bytes`` from the current memory use, if
-        the vendor supports it.
+        """Set the maxima that ``read_peak_memory_bytes`` and ``read_peak_reserved_memory_bytes`` return to the current
+        memory use, if the vendor supports this.
         """
 
     @abstractmethod
@@ -379,20 +383,20 @@ class Backend(ABC):
     # -- properties of the device and the machine --------------------------------------------------------------------
 
     def resolve_dtype(self, name: str) -> str:
-        """Return the full dtype name; ``fp8`` becomes the 8-bit format that this device supports."""
+        """Return the full name of a dtype. For ``fp8``, return the 8-bit format that this device supports."""
         return "float8_e4m3fn" if name == "fp8" else name
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:
-        """Return why this device cannot multiply ``dtype``, or None."""
+        """Return why this device cannot multiply operands of ``dtype``; None if it can."""
         return None if dtype in DTYPES else f"backend {self.name} does not support the dtype {dtype}"
 
     def explain_missing_compiler(self) -> Unavailable | None:
-        """Return why torch.compile cannot generate kernels for this device, or None."""
+        """Return why torch.compile cannot generate kernels for this device; None if it can."""
         return None
 
     def read_bus_address(self) -> str | None:
         """Return the device's address in the machine, such as its PCI address, so that people can find a faulty card;
-        None if unknown. mamf never writes it to a log.
+        None if unknown. mamf never writes the address to a log.
         """
         return None
 
@@ -411,13 +415,13 @@ class Backend(ABC):
 
     def find_sharing(self) -> tuple[str, ...]:
         """Return the ways in which the device's card is shared now: the device is only a part of the card, or other
-        processes use the card too. Empty if the card is not shared, or if the backend cannot tell. mamf calls this
-        before and after a run, never during it.
+        processes use the card too. Return an empty tuple if the card is not shared, or if the backend does not know.
+        mamf calls this method before and after a run, never during the run.
         """
         return ()
 
     def check_machine(self) -> list[Advice]:
-        """Check this machine for conditions that change the measured rates, and return the findings. Changes no
+        """Check this machine for conditions that change the measured rates, and return the findings. Do not change any
         setting.
         """
         return []

@@ -32,10 +32,10 @@ class BurstTraits:
       reacts to load (40 ms on an H100).
     - ``rest_ratio``: idle seconds, per second of work before the rest, until the driver requests the maximum clock
       again.
-    - ``longest_rest_seconds``: idle seconds until the driver requests the maximum clock again, however long the work
-      before the rest was.
+    - ``longest_rest_seconds``: idle seconds until the driver requests the maximum clock again, even after very long
+      work. No rest needs to be longer.
     - ``warm_in_seconds``: seconds of trains and rests until a device that was idle for more than ``cold_after_seconds``
-      reaches its steady speed. Until then an H100 is up to 1 % faster than later.
+      reaches its steady speed. Before it reaches this speed, an H100 is up to 1 % faster.
     - ``wake_seconds``: seconds of load until a rested device is as fast as before the rest. Burst queues this load
       ahead of each train.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
@@ -60,8 +60,8 @@ class SustainedTraits:
     - ``soak_seconds``: seconds of load until clock and power of a cold device stay within 0.3 % (measured on an H200).
     - ``settle_seconds``: seconds of load until clock and power of a warm device have settled after a change of kernel.
     - ``cold_after_seconds``: idle seconds after which a device counts as cold.
-    - ``bridge_seconds``: seconds of load that mamf queues before the host prepares the next kernel. Otherwise the
-      device would be idle, and even a short idle time makes the power controller oscillate for seconds.
+    - ``bridge_seconds``: seconds of load that mamf queues before the host prepares the next kernel, so that the device
+      does not idle. Even a short idle time makes the power controller oscillate for seconds.
     - ``rest_seconds``: idle seconds after which the power controller restarts; 0 if it never does.
       ``restart_seconds``: seconds of load until the restarted power controller has settled.
     - ``swing_seconds``: the period of the damped oscillation of clock and power when load begins (0.9 to 1.1 s on an
@@ -85,8 +85,8 @@ class SustainedTraits:
     remark: str = ""
 
 
-#: The state in repeatability.csv of a sustained measurement that follows a rest, after which the power controller
-#: restarts and settles again. All other states are regimes.
+#: The name in repeatability.csv of the state of a sustained measurement that follows a rest. After a rest, the power
+#: controller restarts and settles again. All other states are regimes.
 AFTER_REST_STATE = "anew"
 
 

@@ -14,7 +14,7 @@ from mamf.errors import UnknownNameError
 
 @dataclass(frozen=True)
 class Scaling:
-    """The way in which a quantized operand is scaled: all values of a block share one scale.
+    """The way in which a quantized operand is scaled. The operand is divided into blocks, and each block has one scale.
 
     - ``block_rows``: the number of rows of a block.
     - ``block_columns``: the number of values along K of a block; None if a block spans all of K.
@@ -44,8 +44,8 @@ class ScaledFormat:
 
     @property
     def required_multiples_of_n_and_k(self) -> tuple[int, int]:
-        """Two numbers: N must be a multiple of the first, and K of the second. They are the sizes of a block, but at
-        least 16, because kernels load 16 values at once.
+        """The numbers of which N and K must be multiples: the sizes of a block, but at least 16, because kernels load
+        16 values at once.
         """
         return (
             max(16, self.b_scaling.block_rows),
@@ -105,8 +105,8 @@ _DTYPE_TABLE = (
     DType("float8_e4m3fnuz", 1, "bfloat16", "fp8", 4e-3),
     DType("float8_e5m2", 1, "bfloat16", "fp8", 4e-3),
     DType("int8", 1, "int32", "int8", 0.0),
-    # These formats have the device's 8-bit floats with one scale per row, or per block as in DeepSeek-V3's training
-    # (arXiv 2412.19437).
+    # The values of these formats are the device's 8-bit floats. They have one scale per row, or per block as in
+    # DeepSeek-V3's training (arXiv 2412.19437).
     DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, None))),
     DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, ScaledFormat(Scaling(1, 128), Scaling(128, 128))),
     DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, 128))),
@@ -152,8 +152,9 @@ _PARTIAL_SUM_ERROR_BOUND = 1e-3
 # The error of sums with fast accumulation, in which Hopper keeps all partial sums in 14 bits. It is 4.7e-3 at
 # K = 20480, and grows with K.
 _FAST_ACCUMULATION_ERROR_BOUND = 1e-2
-# A result that is 1.002 times the reference must count as wrong. This bound is half of the deviation of 0.002, but
-# exceeds the effect of truncated tf32 operands (6.3e-4).
+# The largest deviation of the slope (see ``compute_slope_tolerance``) from 1. A result that is 1.002 times the
+# reference must count as wrong, so the bound is half of 0.002. It exceeds the effect of truncated tf32 operands
+# (6.3e-4).
 _SLOPE_ERROR_BOUND = 1e-3
 
 

@@ -1,5 +1,5 @@
-"""Define all errors that mamf raises on purpose, check values and raise these errors, and list values that options
-accept.
+"""Define all errors that mamf raises on purpose, the functions that check values and raise these errors, and the
+values that some options accept.
 
     MamfError
     ├── UsageError                 a request is wrong; the message says what is allowed; also a ValueError
@@ -48,7 +48,7 @@ CRASH_SIGNAL_NAMES = {
 
 
 class MamfError(Exception):
-    """The base class of all errors that mamf raises on purpose. Its message is one line that tells a
+    """The base class of all errors that mamf raises on purpose. The message of such an error is one line that tells a
     user what to do.
     """
 
@@ -101,8 +101,8 @@ class UnsupportedError(MamfError):
 
 
 class DeviceError(MamfError):
-    """The error for a device that failed outside the measurement of a row, so that this run cannot measure anything
-    else.
+    """The error for a device that failed outside the measurement of a row. The run ends, because it cannot measure
+    anything else.
     """
 
     exit_code = 1
@@ -130,8 +130,8 @@ class NothingProfiledError(MamfError):
 
 
 class RunLogError(MamfError):
-    """The error for a run log that cannot be read. ``readable_line_count``: how many lines before the faulty
-    one can be read.
+    """The error for a run log that cannot be read. ``readable_line_count``: the number of lines before the first line
+    that cannot be read.
     """
 
     def __init__(self, message: str, readable_line_count: int = 0) -> None:
@@ -146,20 +146,20 @@ class RunLogWriteError(MamfError):
 
 
 class RunInterrupted(KeyboardInterrupt):
-    """The exception for a signal that ends the run, raised by the command line.
+    """The exception that the command line raises if a signal ends the run.
 
     It is a separate class because a plugin may raise KeyboardInterrupt itself.
     """
 
 
-#: The exceptions that end a run wherever they are raised: KeyboardInterrupt, which the command line replaces by
-#: RunInterrupted while it handles signals.
+#: The exceptions that end a run wherever they are raised. While the command line handles signals, it replaces
+#: KeyboardInterrupt in this list by RunInterrupted.
 RUN_ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
     """Return the exceptions that an ``except`` clause around a plugin's code catches: all exceptions, even SystemExit.
-    Return none if the current exception is one of RUN_ENDING_EXCEPTIONS.
+    But while an exception of RUN_ENDING_EXCEPTIONS is being handled, return an empty tuple, so that nothing catches it.
     """
     return () if isinstance(sys.exc_info()[1], tuple(RUN_ENDING_EXCEPTIONS)) else (BaseException,)
 
@@ -181,22 +181,23 @@ def describe_error(error: BaseException) -> str:
 
 #: The largest size that a shape may have, because it is the largest 64-bit index.
 MAX_SIZE = 2**63 - 1
-#: The largest seed of a problem. Random number generators take 64 bits, and each operand adds a 32-bit number.
+#: The largest seed of a problem. It is below 2**64, the limit of random number generators, because mamf adds a 32-bit
+#: number to the seed for each operand.
 MAX_SEED = 2**63 - 1
-#: The largest run log that mamf reads: the bytes of the file, and the bytes of a line. A line can contain half a
-#: million samples. Decoding the line takes several times its size in memory.
+#: The largest run log that mamf reads, in bytes, and the longest line in such a log, in bytes. A line can contain half
+#: a million samples. To decode a line, mamf needs several times the line's size in memory.
 MAX_LOG_BYTES, MAX_LOG_LINE_BYTES = 512 << 20, 16 << 20
 LOG_TOO_LARGE_MESSAGE = f"has more than {MAX_LOG_BYTES >> 20} MiB, the maximum of a run log: choose another file"
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
 #: The largest number of rows of a run. A row is a combination of kernel, problem, shape and regime.
 MAX_RUN_ROWS = 1_000_000
-#: How many characters of a long value an error shows.
+#: The number of characters of a long value that an error message shows.
 _MAX_SHOWN_CHARACTERS = 24
 
 
 def require_whole_number(label: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
-    """Return ``value``, an int of Python or numpy, as an int. Raises UsageError for another type, or for a value
-    outside the bounds.
+    """Return ``value``, an int of Python or numpy, as an int. Raises UsageError if ``value`` has another type or is not
+    within the bounds.
     """
     if type(value) is not int:
         try:
@@ -297,8 +298,8 @@ def shorten_value(value: object) -> str:
     """Return the text of a value, shortened so that it fits in a one-line error."""
     try:
         text = value if isinstance(value, str) else repr(value)
-    except ValueError:  # Python refuses to write an int of more than 4300 digits
-        return "a number of thousands of digits"
+    except ValueError:  # Python does not convert an int of more than 4300 digits to text.
+        return "a number with more than 4300 digits"
     return (
         text
         if len(text) <= 2 * _MAX_SHOWN_CHARACTERS
@@ -343,8 +344,9 @@ PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 ROOF_EXPORT_FORMATS = ("tracelens",)
 #: The share by which a row must be slower than its baseline to count as a regression.
 DEFAULT_REGRESSION_TOLERANCE = 0.01
-#: Seconds without a report after which a device of a shared run counts as hung. Compiling a kernel can take minutes.
-MAX_SILENT_SECONDS = 300.0
+#: If a device of a shared run reports nothing for this many seconds, it counts as hung. The time is long because
+#: compiling a kernel can take minutes.
+MAX_SECONDS_WITHOUT_REPORT = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: The exit code of ``mamf node``, by its verdict on the machine.
 VERDICT_EXIT_CODES = {OK: 0, WARN: 1, CRITICAL: 2, UNKNOWN: 3}

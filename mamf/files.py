@@ -18,15 +18,15 @@ from pathlib import Path
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _WRITE_BUFFER_BYTES = 1 << 20
-#: The errno values of disk errors, which the user cannot fix by choosing another file name.
+#: The errno values of errors of the disk. The user cannot fix these errors by choosing another file name.
 _DISK_ERROR_NUMBERS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 FileContent = str | bytes | Iterable[str]
 
 
 def read_packaged_csv_rows(name: str) -> list[dict[str, str]]:
-    """Read the rows of a CSV file that is installed with this package, as one dict per row. ``name``:
-    the file's name.
+    """Return the rows of the CSV file ``name``, which is installed with this package. Each row is a dict with the names
+    of the columns as keys.
     """
     text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines()))
@@ -50,7 +50,7 @@ def write_file_atomically(path: Path, content: FileContent) -> None:
     """
     with _convert_os_errors(path):
         if path.exists() and not path.is_file() and not path.is_dir():
-            # Write into a pipe or a device, such as /dev/stdout, because it cannot be replaced.
+            # Write into the existing pipe or device, such as /dev/stdout, because it cannot be replaced.
             with path.open("wb") as stream:
                 stream.writelines(_encode_content(content))
             return
@@ -60,14 +60,14 @@ def write_file_atomically(path: Path, content: FileContent) -> None:
             temporary_path.replace(target)
 
 
-def create_file_atomically(path: Path, content: FileContent, may_add_number: bool = False) -> Path:
-    """Create a file that has all of its content from the beginning, and return its path.
+def create_file_atomically(path: Path, content: FileContent, may_add_number_to_name: bool = False) -> Path:
+    """Create a file that contains all of its content as soon as it exists, and return its path.
 
-    If a file of this name exists, raise UsageError or, if ``may_add_number``, use the first free name of
+    If a file of this name exists, raise UsageError or, if ``may_add_number_to_name``, use the first free name of
     ``yield_numbered_paths``. Raises the same errors as ``write_file_atomically``.
     """
     with _convert_os_errors(path), _write_temporary_file(path, content) as temporary_path:
-        for place in yield_numbered_paths(path) if may_add_number else (path,):
+        for place in yield_numbered_paths(path) if may_add_number_to_name else (path,):
             with contextlib.suppress(FileExistsError):
                 _rename_without_replacing(temporary_path, place)
                 return place
@@ -105,14 +105,14 @@ def _encode_content(content: FileContent) -> Iterable[bytes]:
 
 
 def _rename_without_replacing(temporary_path: Path, target: Path) -> None:
-    """Rename a file. Raises FileExistsError if ``target`` exists. The function makes a hard link, because a rename
-    would replace ``target`` on some systems.
+    """Rename a temporary file to ``target``. Raises FileExistsError if ``target`` exists. Make a hard link, because on
+    some systems a rename would replace an existing ``target``.
     """
     try:
         os.link(temporary_path, target)
     except FileExistsError:
         raise
-    except OSError:  # the file system has no hard links, so reserve the name with an empty file
+    except OSError:  # The file system has no hard links, so reserve the name with an empty file.
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
         temporary_path.replace(target)
 

@@ -49,8 +49,8 @@ class Work:
 #: The height and the width of a cell, in values. mamf divides an output matrix into square cells to report where its
 #: values are wrong.
 CELL_SIZE = 64
-# The possible sizes of a tile of an output, in rows and columns of cells, the largest first. Report a period of wrong
-# tiles only if at least 3 tiles are wrong, because any two tiles have a period. Name at most 4 wrong tiles.
+# The possible sizes of a tile of an output, in rows and columns of cells, the largest first. mamf reports the period of
+# wrong tiles only if at least 3 tiles are wrong, because any two tiles have a period. It names at most 4 wrong tiles.
 _TILE_SIZES_IN_CELLS = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
 _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
@@ -115,13 +115,13 @@ def _do_cells_form_tiles(wrong: WrongCells, height: int, width: int, cell_rows: 
 
 #: Distributions of the operands' values that a user can choose (see mamf.torch_backend.fill_with_random_values).
 DATA_CHOICES = ("normal", "uniform", "zeros", "integers")
-#: All distributions of the operands' values. ``wide`` is normal times random powers of two from 2^-10 to 2^2, so that
-#: the sums of a matmul have small and large terms.
+#: All distributions of the operands' values. ``wide`` multiplies normal values by random powers of two from 2^-10 to
+#: 2^2, so that the sums of a matmul have small and large terms.
 ALL_DATA_CHOICES = (*DATA_CHOICES, "wide")
-# Use at most 64 operand sets: if the operands are so small that 64 sets fit in the cache, reading them from memory does
-# not limit a launch.
+# Use at most 64 operand sets, even if 64 sets fit in the cache. Operands that are so small do not limit the speed of a
+# launch, whether it reads them from the cache or from memory.
 MAX_OPERAND_SETS = 64
-# Number of elements to which the start of each operand set is aligned.
+# The start of each operand set is aligned to a multiple of this number of elements.
 _SET_ALIGNMENT_ELEMENTS = 256
 
 
@@ -186,8 +186,8 @@ class Verdict:
     - ``tolerance``: the largest error of a correct result.
     - ``reference``: the arithmetic in which the reference was computed.
     - ``reason``: why the result is wrong although its error is small, in one line; otherwise empty.
-    - ``details``: further findings by name, as numbers or text. NaN and infinities are dropped; for any other type the
-      constructor raises ValueError.
+    - ``details``: further findings by name, as numbers or text. The constructor drops NaN and infinities, and raises
+      ValueError for values of any other type.
     """
 
     error: float
@@ -208,8 +208,8 @@ class Verdict:
         return not self.reason and math.isfinite(self.error) and self.error <= self.tolerance
 
 
-#: Function that compares a later result with a remembered one: it queues the comparison on the device, and returns a
-#: function that waits for it and returns the cells that differ.
+#: A function that compares a later result with a remembered result. It queues the comparison on the device, and returns
+#: a function that waits for the comparison and returns the cells that differ.
 ComparisonFunction = Callable[[object], Callable[[], WrongCells]]
 
 
@@ -264,29 +264,28 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     operand pool.
 
     - ``matmul_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
-      and fp8), so that reports can also show its share of the highest measured rate of that dtype.
+      and fp8), so that reports can also compare its rate with the highest measured rate of these dtypes.
     - ``is_exact``: False for a kernel that approximates. Reports then show its error, and its FLOP include work that it
       skips.
     """
 
     name: str
     operation: ClassVar[str]
-    #: Whether mamf measures this kernel if the user names none. True for the function that models usually call, not for
-    #: faster alternatives.
+    #: Whether mamf measures this kernel if the user names no kernel. True for the function that models usually call,
+    #: False for faster alternatives.
     is_default: ClassVar[bool] = False
-    #: Whether a search for the fastest kernel tries this one if the user does not name it. False for kernels that
-    #: compile for minutes per shape.
+    #: Whether a search for the fastest kernel tries this kernel if the user names no kernel. False for kernels that
+    #: need minutes to compile for each shape.
     is_tried_by_default: ClassVar[bool] = True
-    #: Whether the kernels that ``list_variants`` returns need no compilation, so that even quick searches try all of
-    #: them.
+    #: Whether the kernels that ``list_variants`` returns need no compilation. Even quick searches try such kernels.
     has_cheap_variants: ClassVar[bool] = False
     #: Whether results of this kernel include the device memory that a launch needs.
     reports_memory: ClassVar[bool] = False
     #: Whether results of this kernel also include the device memory that the process reserved. To measure it, mamf
     #: releases cached blocks first. This slows down launches of a few microseconds, which must then allocate memory.
     reports_reserved: ClassVar[bool] = False
-    #: Whether the regime ``burst``, which times short trains (series of launches), refuses a launch that takes longer
-    #: than a train should. If False, it measures trains of one such launch.
+    #: Whether the regime ``burst``, which times short trains (series of launches), refuses this kernel if one launch
+    #: takes longer than a train should take. If False, burst measures trains of one launch.
     must_fit_in_burst: ClassVar[bool] = False
     #: Description of the argument that the user writes in brackets after the kernel's name, such as ``an attention
     #: kernel``; empty if the kernel takes none.
@@ -297,7 +296,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_exact: ClassVar[bool] = True
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
-        """Return why this kernel cannot run on this backend (library missing, wrong vendor or card), or None.
+        """Return why this kernel cannot run on this backend (library missing, wrong vendor or card); None if it can.
 
         If the import of an installed library raises any error, this method must return the error as the reason, not
         raise it.
@@ -305,19 +304,19 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def _explain_unsupported_dtype(self, problem: ProblemT) -> str | None:
-        """Return why this kernel does not support the problem's dtype, or None."""
+        """Return why this kernel does not support the problem's dtype; None if it does."""
         if problem.dtype in self.dtypes:
             return None
         return f"kernel {self.name} does not support {problem.dtype}; it takes {', '.join(self.dtypes)}"
 
     @abstractmethod
     def explain_unsupported_problem(self, backend: Backend, problem: ProblemT) -> str | None:
-        """Return why this kernel does not support this problem (dtype, layout), or None. Must not allocate device
-        memory.
+        """Return why this kernel does not support this problem (dtype, layout); None if it does. Must not allocate
+        device memory.
         """
 
     def explain_unsupported_shape(self, problem: ProblemT, shape: ShapeT) -> str | None:
-        """Return why this kernel does not support this shape, or None."""
+        """Return why this kernel does not support this shape; None if it does."""
         return None
 
     def list_variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
@@ -356,12 +355,12 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         """
 
 
-#: Type of a kernel of any operation.
+#: The type of a kernel of any operation.
 AnyKernel = Kernel[Any, Any]
 
 
 def explain_unsupported(kernel: AnyKernel, backend: Backend, problem: Any, shape: Any) -> str | None:
-    """Return why a kernel does not support a problem, or a shape of this problem, or None."""
+    """Return why a kernel does not support a problem or a shape of this problem; None if it supports both."""
     return kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
 
 

@@ -31,20 +31,21 @@ from mamf.statistics import (
     widen_interval,
 )
 
-#: The smallest error that mamf assumes for a launch time, as a share of it. Long launches have it too, because the
-#: timer's overhead is not the only cause of errors.
+#: The smallest error that mamf assumes for a launch time, as a share of the time. Long launches have this error too,
+#: because the timer's overhead is not the only cause of errors.
 _MIN_RELATIVE_TIMING_ERROR = 0.005
 #: The largest plausible overhead, in seconds, of a timer that has not been compared with a profiler.
 MAX_PLAUSIBLE_OVERHEAD_SECONDS = 20e-6
 #: The largest acceptable difference, in seconds, between the timer overhead measured after a run and the overhead that
 #: mamf subtracted during the run.
 MAX_OVERHEAD_SHIFT_SECONDS = 0.5e-6
-#: Reports print the timer's accuracy only for launches shorter than this, because 1 us is at least 1 % of them.
+#: Reports print the timer's accuracy, which is 1 us or more, only for launches that are shorter than this. For longer
+#: launches, 1 us is less than 1 % of the time.
 MAX_SHORT_LAUNCH_SECONDS = 100e-6
 
 
 class TimerCalibration(NamedTuple):
-    """The timing error of a backend's device timer, in seconds (a row of timers.csv).
+    """The overhead and the error of a backend's device timer, in seconds (a row of timers.csv).
 
     - ``min_overhead_seconds``, ``typical_overhead_seconds``, ``max_overhead_seconds``: the time that the timer adds to
       a launch.
@@ -69,7 +70,7 @@ class TimerOverhead(NamedTuple):
 
 @functools.cache
 def find_timer_calibration(backend: str) -> TimerCalibration | None:
-    """Return the timing error of a backend's device timer, or None if the timer was never compared with a
+    """Return the overhead and the error of a backend's device timer, or None if the timer was never compared with a
     profiler.
     """
     rows = (row for row in read_packaged_csv_rows("timers.csv") if row["backend"] == backend)
@@ -92,7 +93,7 @@ def choose_timer_overhead(backend: str, estimated_seconds: float | None) -> Time
     nanosecond, like logged samples.
     """
     timer = find_timer_calibration(backend)
-    # If the timer was never compared with a profiler, a slightly negative estimate is noise around an overhead of 0.
+    # If the timer was never compared with a profiler, treat a slightly negative estimate as 0, because it is noise.
     if estimated_seconds is None or (timer is None and -MAX_OVERHEAD_SHIFT_SECONDS < estimated_seconds < 0):
         return TimerOverhead(0.0)
     if is_plausible_overhead(backend, estimated_seconds):
@@ -106,13 +107,13 @@ def choose_timer_overhead(backend: str, estimated_seconds: float | None) -> Time
 
 
 def compute_relative_timing_error(error_seconds: float, seconds: float) -> float:
-    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``error_seconds``:
-    the error in seconds; if it is 0 (unknown), the result is 0.
+    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``error_seconds``: the error
+    of the timer in seconds; 0 if it is unknown, for which the result is 0.
     """
     return max(error_seconds / seconds, _MIN_RELATIVE_TIMING_ERROR) if error_seconds else 0.0
 
 
-def subtract_overhead(event_seconds: float, overhead_seconds: float) -> float:
+def subtract_timer_overhead(event_seconds: float, overhead_seconds: float) -> float:
     """Return the seconds of a launch: the time between the events around the launch, minus the timer's overhead. The
     result is at least half of ``event_seconds``, because the timer is too inaccurate for shorter launches.
     """
@@ -124,8 +125,8 @@ ItemT = TypeVar("ItemT")
 
 
 class NotebookTable:
-    """An object that a notebook shows as an HTML table, which ``render`` makes. ``mamf/__init__.py`` sets ``render``,
-    because this module cannot import the report modules: they import this module.
+    """An object that a notebook shows as an HTML table. ``render`` makes the table. ``mamf/__init__.py`` sets
+    ``render``, because this module cannot import the report modules, which import this module.
     """
 
     render: Callable[[NotebookTable], str]
@@ -192,7 +193,7 @@ class Measurement(NotebookTable):
     - ``status``, ``reason``: whether the kernel was measured (``ok``) and, if it was not, why.
     - ``samples``: seconds per launch, after subtraction of ``timer_overhead``. A sample is one launch or, in sustained,
       the mean of a block of launches. ``implausible_samples``: samples that are faster than the device can be.
-    - ``error``: the largest relative error of the verified output.
+    - ``error``: the largest relative error of the verified outputs.
     - ``is_reference``: True if the row was measured only to compare the run's other rows with it: a reference shape, or
       the matmul of the device's ceiling.
     - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to; empty and 0 elsewhere.
@@ -379,7 +380,7 @@ class Measurement(NotebookTable):
 
     def _get_summary(self) -> SampleSummary:
         if self.summary is None:
-            raise ValueError(f"{self.shape} was not measured: {self.status}")
+            raise ValueError(f"{self.shape} was not measured, because its status is {self.status}: check row.ok first")
         return self.summary
 
 
@@ -402,7 +403,7 @@ class Rate:
     - ``device``, ``uuid_hash``: the name of the device, and the hashed identifier of the card if known.
     - ``source``: ``measured``, ``contributed``, ``published``, ``datasheet`` or ``given``. ``reference``: the log,
       address or datasheet that gives the figure. ``description``: source and reference in one line.
-    - ``tier``: how complete the evidence of a log in results/ is; for other sources ``published, not checked`` or
+    - ``tier``: for a log in results/, how complete its evidence is; for other sources ``published, not checked`` or
       ``datasheet``.
     - ``date``: the date (UTC) on which the rate was measured; empty if unknown.
     """
@@ -437,15 +438,16 @@ RatesByDtypeAndRegime = Mapping[tuple[str, str], Rate]
 
 
 def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -> RateT | None:
-    """Return the rate of a dtype in a regime, or None if ``rates`` has none. A rate with fast accumulation is returned
-    only if there is no rate without it. A rate with an unusual output dtype is never returned.
+    """Return the rate of a dtype in a regime, or None if ``rates`` has no such rate. Prefer a rate without fast
+    accumulation to a rate with fast accumulation. Ignore rates with an unusual output dtype.
     """
     return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION_LABEL}", regime))
 
 
 def label_dtype(problem: Any) -> str:
-    """Format the dtype by which rates are looked up. For a matmul the label includes an unusual output dtype and fast
-    accumulation, because they change the ceiling: ``int8, int8 output`` or ``float8_e4m3fn, fast accumulation``.
+    """Return the label of a problem's dtype, by which mamf looks up rates. For a matmul, the label includes an unusual
+    output dtype and fast accumulation, because both change the ceiling (the highest rate of the device):
+    ``int8, int8 output`` or ``float8_e4m3fn, fast accumulation``.
     """
     dtype, is_fast = str(problem.dtype), getattr(problem, "fast_accumulation", None)
     if is_fast is None:  # The ceilings of operations other than matmul do not depend on the output dtype.

@@ -51,7 +51,7 @@ def _parse_signed_digits(text: str) -> int:
     return parse_digits(digits) * (-1 if text.startswith("-") else 1)
 
 
-#: By type of a parameter: a description of valid text for error messages, and the function that parses the text.
+#: For each type of parameter: a description of valid text for error messages, and the function that parses the text.
 _TEXT_PARSERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
     bool: ("yes or no", lambda text: _BOOL_BY_WORD[text.lower()]),
     int: ("a whole number", _parse_signed_digits),
@@ -62,7 +62,7 @@ _TEXT_PARSERS: Mapping[Any, tuple[str, Callable[[str], Any]]] = {
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of an operation, which is one field of its shapes or of its problems, as users see it.
+    """A parameter of an operation (one field of its shapes or of its problems), described for users.
 
     - ``name``, ``value_type``: the dataclass field and its type.
     - ``help``, ``default``: texts for the help; ``default`` may be empty.
@@ -95,7 +95,7 @@ class Parameter:
     @property
     def is_readable(self) -> bool:
         """Whether a user can give values of this parameter as text."""
-        return self.parse_text is not None or _strip_optional(self.value_type) in _TEXT_PARSERS or bool(self.choices)
+        return self.parse_text is not None or _drop_none_type(self.value_type) in _TEXT_PARSERS or bool(self.choices)
 
     def convert(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
@@ -109,13 +109,13 @@ class Parameter:
         return value
 
     def parse_values(self, values: Any) -> tuple[Any, ...]:
-        """Convert ``values``, one value or several, each as text or already converted. Raises UsageError."""
+        """Convert one value or several, each given as text or already converted. Raises UsageError for invalid text."""
         values = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
         return tuple(self.parse(str(value)) if self.parse_text or isinstance(value, str) else value for value in values)
 
 
 def describe(help: str = "", **parameter_fields: Any) -> Mapping[str, Any]:
-    """Make the ``metadata`` of a dataclass field: its help text and further fields of its Parameter."""
+    """Make the ``metadata`` of a dataclass field: its help text, and values of other fields of Parameter."""
     return {_METADATA_KEY: {"help": help, **parameter_fields}}
 
 
@@ -149,13 +149,13 @@ def _read_parameters(dataclass_type: Any) -> Mapping[str, Parameter]:
     return parameters
 
 
-#: Function that returns the parameters of a dataclass by the name of the field. The results are cached, because mamf
+#: A function that returns the parameters of a dataclass by the name of the field. It caches its results, because mamf
 #: checks the problem of each row of a log.
 get_parameters: Callable[[Any], Mapping[str, Parameter]] = functools.cache(_read_parameters)
 
 
 class CheckedProblem:
-    """Base class of problems, which are dataclasses: checks that the values of all fields are allowed."""
+    """The base class of problems, which are dataclasses. It checks that the values of all fields are allowed."""
 
     dtype: str
 
@@ -175,14 +175,14 @@ class CheckedProblem:
         return self.dtype
 
 
-def combine_values(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the values, by name. Raises UsageError if a run cannot measure so many."""
+def yield_combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Yield every combination of the values, by name. Raises UsageError if there are more than a run can measure."""
     require_rows_within_limit(*map(count_values, values.values()))
     return (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Return the sizes from START up to, but not including, STOP. START 0 begins at STEP, because no dimension is 0.
+    """Return the sizes from START up to, but not including, STOP. If START is 0, begin at STEP: no dimension is 0.
 
     Raises UsageError if the step is less than 1, the start is negative or the range is empty.
 
@@ -191,15 +191,15 @@ def parse_range(start: int, stop: int, step: int) -> range:
     """
     if step < 1 or start < 0:
         raise UsageError(
-            f"range {start} {stop} {step}: the step must be at least 1, and the start must not be negative"
+            f"the range {start} {stop} {step} is invalid, because START must be at least 0 and STEP at least 1"
         )
     sizes = range(start or step, stop, step)
     if not sizes:
-        raise UsageError(f"range {start} {stop} {step} is empty: choose a STOP above {start or step}")
+        raise UsageError(f"the range {start} {stop} {step} is empty: choose a STOP above {start or step}")
     return sizes
 
 
-def _strip_optional(value_type: Any) -> Any:
+def _drop_none_type(value_type: Any) -> Any:
     """Return the type of a parameter without its ``| None``."""
     alternatives = get_args(value_type) if get_origin(value_type) in (Union, types.UnionType) else (value_type,)
     return next(alternative for alternative in alternatives if alternative is not type(None))
@@ -209,13 +209,13 @@ def _convert_text(value_type: Any, text: str) -> Any:
     """Convert text to a value of the type ``value_type``, which may be a Literal, optional or plain. Raises UsageError
     for invalid text.
     """
-    plain_type = _strip_optional(value_type)
+    plain_type = _drop_none_type(value_type)
     if text.lower() == "none" and plain_type is not value_type:
         return None
     if get_origin(plain_type) is Literal:
         return next((choice for choice in get_args(plain_type) if str(choice) == text), text)
     if plain_type not in _TEXT_PARSERS:
-        raise UsageError("this value cannot be given as text: set it in Python")
+        raise UsageError(f"{shorten_value(text)!r} cannot be given as text: set this parameter in Python")
     description, parse_text = _TEXT_PARSERS[plain_type]
     try:
         return parse_text(text)
@@ -230,9 +230,9 @@ class Preset(Generic[ShapeT]):
     """A named selection of well-known shapes and problems, such as the layers of a model.
 
     - ``shapes``: whole shapes, each with a label, such as the layer of a model.
-    - ``sizes``: instead of shapes, values of sizes by name. They are measured in every combination. The user's sizes
-      replace them.
-    - ``fields``: values of the problem's fields by name, also in every combination.
+    - ``sizes``: instead of shapes, values of sizes by name, to measure in every combination. Sizes that the user gives
+      replace these values.
+    - ``fields``: values of the problem's fields by name, to measure in every combination.
     - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
     - ``adjustable_sizes``: names of the sizes from which the preset chose its whole shapes. The user may set only these
       sizes.
@@ -313,7 +313,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {}
 
     def build_preset(self, name: str, values: Mapping[str, Sequence[Any]]) -> Preset[ShapeT]:
-        """Return a preset for the given values of sizes and of ``preset_parameters``. Raises UnknownNameError."""
+        """Return a preset for given sizes and ``preset_parameters``. Raises UnknownNameError for an unknown name."""
         presets = self.list_presets()
         require_known_names((f"{self.preset_parameter.keyword or 'preset'} of {self.name}", name, presets))
         return presets[name]
@@ -321,11 +321,11 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
         """Return shapes for every combination of the given sizes. The default shapes supply the other sizes."""
         default_shapes: Sequence[Any] = self.choose_default_shapes(backend)
-        return [replace(shape, **chosen) for shape in default_shapes for chosen in combine_values(sizes)]
+        return [replace(shape, **chosen) for shape in default_shapes for chosen in yield_combinations(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a preset, updated with the values in ``given`` and with values that follow from
-        these.
+        """Return the fields of a preset, replaced by the values in ``given`` and by other values that follow from the
+        values in ``given``.
         """
         return {**preset, **given}
 
@@ -339,13 +339,13 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
         """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
-        ``terms``: the range of multiply-adds in a launch. None if the operation has no random problems.
+        ``terms``: the range of multiply-adds in a launch. Return None if the operation has no random problems.
         """
         return None
 
     def find_max_possible_rate(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         """Return the rate that the device cannot physically exceed, in FLOP or bytes per second; None if unknown.
-        ``shape``: the shape, because the limit may depend on whether the operands fit in a cache.
+        The limit may depend on ``shape``, because the operands of a small shape may fit in a cache.
         """
         return None
 
@@ -354,7 +354,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
-        """Return whether the rate at this shape may count as the device's highest; False if arrays fit in a cache."""
+        """Return whether the rate at this shape may count as the device's highest: not if the arrays fit in a cache."""
         return True
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -365,7 +365,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {}
 
     def list_identifying_fields(self, problem: ProblemT) -> Sequence[str]:
-        """Return the fields that identify a problem in addition to its dtype; normal data and seed 0 are omitted."""
+        """Return the fields that identify a problem, without its dtype, normal data and the default seed 0."""
         omitted = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         record = self.make_problem_record(problem)
         return [f"{name} {value}" for name, value in record.items() if name not in omitted or omitted[name] != value]
@@ -390,7 +390,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def make_shape_record(self, shape: ShapeT) -> dict[str, Any]:
         """Convert a shape to JSON fields for the log."""
-        return to_plain_dict(shape)
+        return convert_to_plain_dict(shape)
 
     def read_shape_record(self, record: Mapping[str, Any]) -> ShapeT:
         """Read a shape from the fields that ``make_shape_record`` returns."""
@@ -398,7 +398,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def make_problem_record(self, problem: ProblemT) -> dict[str, Any]:
         """Convert a problem to JSON fields for the log."""
-        return to_plain_dict(problem)
+        return convert_to_plain_dict(problem)
 
     def read_problem_record(self, record: Mapping[str, Any]) -> ProblemT:
         """Read a problem from the fields that ``make_problem_record`` returns."""
@@ -418,19 +418,19 @@ class MeasurementRequest:
     preset: Preset[Any] = field(default_factory=Preset)
 
     def make_problems(self, backend: Backend) -> tuple[Any, ...]:
-        """Make a problem for every combination of the fields. The device supplies the defaults. Raises UsageError."""
+        """Make a problem for each combination of the fields. Raises UsageError for a value that is not allowed."""
         preset_fields = {
             name: values[:1] if name in self.fields else values for name, values in self.preset.fields.items()
         }
         fields_of_problems = (
             self.operation.complete_fields(preset, given)
-            for preset in combine_values(preset_fields)
-            for given in combine_values(self.fields)
+            for preset in yield_combinations(preset_fields)
+            for given in yield_combinations(self.fields)
         )
         return tuple(dict.fromkeys(self.operation.make_problem(backend, fields) for fields in fields_of_problems))
 
     def make_labeled_shapes(self, backend: Backend) -> dict[Any, str]:
-        """Return the shapes with their labels; the operation's default shapes if none are named. Raises UsageError."""
+        """Return the requested or default shapes with labels. Raises UsageError for a size that is not allowed."""
         if labeled_shapes := self.preset.shapes or dict.fromkeys(self.shapes, ""):
             return dict(labeled_shapes)
         sizes = {**self.preset.sizes, **self.sizes}
@@ -448,9 +448,9 @@ def make_operation_plan(
     kind: str = SWEEP,
     **plan_fields: Any,
 ) -> Plan:
-    """Return the plan of a run over given shapes. ``kernels``: names as requested. ``regimes``: by default the
-    operation's. ``plan_fields``: further fields of the plan. Raises UsageError if the operation cannot be
-    measured in one of the regimes.
+    """Return the plan of a run that measures given shapes. ``kernels``: the names that the user wrote. ``regimes``: by
+    default the default regime of the operation. ``plan_fields``: further fields of the plan. Raises UsageError if mamf
+    cannot measure the operation in one of the regimes.
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:
@@ -486,14 +486,14 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         return compute_max_flops(info, problem.dtype)
 
     def find_peak_rate(self, info: DeviceInfo, problem: ProblemT) -> float | None:
-        """Return the peak from the device's datasheet in FLOP per second, or None. The measured rate divided by this
-        peak is the MFU (model FLOPs utilization).
+        """Return the peak from the device's datasheet in FLOP per second; None if unknown. The measured rate divided by
+        this peak is the MFU (model FLOPs utilization).
         """
         peak = find_peak(info.name, problem.dtype, info.compute_units)
         return None if peak is None else peak.flops
 
 
-def to_plain_dict(record: Any) -> dict[str, Any]:
+def convert_to_plain_dict(record: Any) -> dict[str, Any]:
     """Convert a dataclass of plain values to a dictionary. This function runs for each row of a log, so it must be
     fast: ``dataclasses.asdict`` takes five times as long.
     """

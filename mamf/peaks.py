@@ -23,11 +23,11 @@ from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET_TIER, TERA, Rate
 from mamf.statistics import CONFIDENCE, Interval
 
-#: Name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
+#: The name of the file of confirmed ceilings in this package, which ``mamf results table`` writes.
 CONTRIBUTED_FILE_NAME = "contributed.csv"
 
-# Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock: boards run faster than their
-# datasheet (an RTX 4090 reaches 178.8 of 165.2 TFLOPS), but not by 25 %.
+# Allow rates up to 1.25 times the datasheet's peak if the datasheet does not give a clock. Boards run faster than their
+# datasheets say (an RTX 4090 reaches 178.8 TFLOPS instead of 165.2), but not 25 % faster.
 UNKNOWN_CLOCK_HEADROOM = 1.25
 # Allow rates up to 1.02 times the peak if the datasheet gives a clock, because drivers report and set clocks in steps
 # of 15 MHz or more.
@@ -108,8 +108,8 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     """Return the FLOP per cycle of one compute unit at a device's peak; None if the clock or the number of units is
     unknown.
 
-    Datasheets round the peak (989 for 989.4 TFLOPS), but compute units do a multiple of 16 FLOP per cycle. Therefore
-    the function rounds the result to such a multiple.
+    Round the result to a multiple of 16, because compute units do a multiple of 16 FLOP per cycle, but datasheets round
+    the peak (989 for 989.4 TFLOPS).
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -140,7 +140,7 @@ def find_bandwidth(
     return next((bandwidth * TERA for bandwidth in bandwidths if bandwidth), None)
 
 
-@functools.lru_cache(64)  # all rows of a log usually share one device
+@functools.lru_cache(64)  # All rows of a log usually come from one device.
 def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
     """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return no
     rows for a shared card, because all figures are those of whole cards.
@@ -163,7 +163,7 @@ def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
     if peak is None:
         return None
     if peak.clock_hz and info.max_clock_hz:
-        # Limit the ratio of the clocks, because no board runs 25 % above its model's clock: a higher reading is wrong.
+        # Limit the ratio of the clocks. No board runs 25 % above the clock of its model, so a higher reading is wrong.
         ratio = min(info.max_clock_hz / peak.clock_hz, UNKNOWN_CLOCK_HEADROOM)
         return peak.flops * max(1.0, ratio) * _KNOWN_CLOCK_HEADROOM
     return peak.flops * UNKNOWN_CLOCK_HEADROOM
@@ -190,7 +190,7 @@ def compute_max_flops_at_clock(
 
 def find_device_by_misspelled_name(device_name: str) -> str | None:
     """Return the device of peaks.csv that a misspelled device name probably means: its pattern matches the name only if
-    case and repeated blanks are ignored. None if a pattern matches the name as it is, or if none matches.
+    case and repeated blanks are ignored. Return None if the name is not misspelled, or if no pattern matches it.
     """
     return (
         None
@@ -200,8 +200,8 @@ def find_device_by_misspelled_name(device_name: str) -> str | None:
 
 
 def find_device_by_pattern(device_name: str, *, must_name_suffice: bool = False) -> str | None:
-    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if
-    none does, or for a shared card. ``must_name_suffice``: ignore devices that mamf cannot recognize by the name
+    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if no
+    pattern matches, or for a shared card. ``must_name_suffice``: ignore devices that mamf cannot recognize by the name
     without the number of compute units.
     """
     spaced_name = " ".join(device_name.split())
@@ -248,12 +248,12 @@ class DeviceModel:
 
     @functools.cached_property
     def name_words(self) -> frozenset[str]:
-        return _split_words(" ".join(self.names))
+        return _split_name_into_words(" ".join(self.names))
 
 
 @functools.cache
 def read_device_models() -> tuple[DeviceModel, ...]:
-    """Return all devices in peaks.csv, in its order."""
+    """Return all device models of peaks.csv, in the order of the file."""
     return tuple(
         DeviceModel(row["device"], tuple(row["names"].split("; ")))
         for row in read_packaged_csv_rows("device_names.csv")
@@ -266,12 +266,12 @@ def find_device_models(name: str) -> list[DeviceModel]:
 
     1. The name equals a listed name, ignoring case, blanks and the vendor.
     2. The name contains a number, and all its words occur in the names of a model. If this is true of several models,
-       return only the one whose words all others have too (RTX 3090 rather than RTX 3090 Ti).
+       return only the model whose words also occur in the names of all others (RTX 3090 rather than RTX 3090 Ti).
     3. The pattern of a model in peaks.csv matches the name.
 
     Raises UsageError with similar names if no rule finds a model.
     """
-    models, words, normalized_name = read_device_models(), _split_words(name), _normalize_device_name(name)
+    models, words, normalized_name = read_device_models(), _split_name_into_words(name), _normalize_device_name(name)
     matching_models = [
         model for model in models if normalized_name in map(_normalize_device_name, (model.listed_name, *model.names))
     ]
@@ -305,7 +305,7 @@ def _normalize_device_name(name: str) -> str:
     return re.sub(r"[^a-z0-9+]", "", name.lower())
 
 
-def _split_words(name: str) -> frozenset[str]:
+def _split_name_into_words(name: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", name.lower()))
 
 

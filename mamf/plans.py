@@ -63,21 +63,22 @@ MATMUL = "matmul"
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCK_CHOICES = ("best", "all", "none")
 #: The orders in which a sweep can measure its shapes.
 SHUFFLED_ORDER, GIVEN_ORDER = ORDER_CHOICES = ("shuffled", "given")
-#: Seconds of a search for the ceilings of one dtype, and of ``mamf reproduce``, without --budget.
+#: Without --budget: the seconds of a search for the ceilings (highest rates) of one dtype, and of ``mamf reproduce``.
 DEFAULT_BUDGET_SECONDS = 57.0
-#: Seconds of a search for the ceilings of one dtype with --quick.
+#: With --quick: the seconds of a search for the ceilings of one dtype.
 QUICK_BUDGET_SECONDS = 13.2
-#: Seconds in which ``mamf node`` measures each device separately. The search for the ceiling gets half of them. The
-#: search takes a little longer than on a single device, because all devices share the host.
+#: The seconds for which ``mamf node`` measures each device separately. The search for the ceiling gets half of this
+#: time. It needs a little more time than a search on a single device, because all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
-#: Seconds of ``mamf verify`` without --budget. With the time to open the device, the command takes a minute.
+#: Without --budget: the seconds of ``mamf verify``. With the time to open the device, the command takes a minute.
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
 COMMON_REGIMES = (BURST, SUSTAINED)
 #: The largest value of GuardOptions.rounds.
 MAX_GUARD_ROUNDS = 100
 
-#: Types of fields of a plan. The operation of the plan converts their values to log records and back.
+#: The types of shapes and problems in the fields of a plan. The plan's operation converts shapes and problems to log
+#: records and back.
 Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
 Problem: TypeAlias = Annotated[Any, "a problem of the operation"]
 
@@ -101,8 +102,8 @@ class SweepOptions:
       device, and on each device of a shared run to compare the devices.
     - ``warmup_launches``, ``timed_launches``: the numbers of launches before and in the timed loop of the regime
       classic.
-    - ``ranks``: how many processes share the run; 0: the run is not shared. Each process has its own log and measures
-      every ``ranks``-th shape from number ``rank`` on.
+    - ``ranks``: the number of processes that share the run; 0: the run is not shared. Each process has its own log, and
+      measures every ``ranks``-th shape, beginning with shape number ``rank``.
     """
 
     order: str = GIVEN_ORDER
@@ -140,8 +141,9 @@ class Claim:
     """A rate that another log or a text states, and the step (regime, problem, shape and kernel) that measures it
     again.
 
-    - ``step``: what to measure. Its kernel has the name that the kernel gives itself, such as ``cublaslt[3]``.
-    - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. The interval of a printed rate is its rounding.
+    - ``step``: what to measure. It contains the full name of the kernel, such as ``cublaslt[3]``.
+    - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. If a rate is copied from a text, the interval is the
+      range of numbers that round to this rate.
     - ``error``: how much the rate differs between runs; None if unknown.
     - ``clock_hz``: the clock that was read during the measurement.
     - ``cycles_used``: for a rate of another card, the share of the compute units' cycles that the kernel used
@@ -164,15 +166,15 @@ class Claim:
                 f"the claim of rate {self.rate:g} with the interval {self.interval.low:g} to {self.interval.high:g} is "
                 "invalid: all three numbers must be above 0, and the interval must begin with its lower end"
             )
-        # Reject more degrees of freedom: only a crafted log has them, and computing with them would take long.
+        # Reject more degrees of freedom, because only a forged log contains more, and computing with more is slow.
         require_whole_number("degrees", self.error.degrees if self.error else 1, 1, 1000)
 
 
 @dataclass(frozen=True)
 class ReproduceOptions:
     """The options of ``mamf reproduce``, which measures claimed rates again. ``source``: the log or table of the
-    claims. ``recorded``: what the source says about device and software. ``chosen_from``: the number of rows of which
-    the claims are the best. ``tolerance``: the relative difference up to which two rates count as equal.
+    claims. ``recorded``: what the source says about device and software. ``chosen_from``: the number of rows from which
+    the claims were chosen as the fastest. ``tolerance``: the relative difference up to which two rates count as equal.
     """
 
     claims: tuple[Claim, ...]
@@ -200,8 +202,8 @@ class VerifyOptions:
 class Plan:
     """All parameters of a run, stored in its log so that the run can be resumed. Raises UsageError for invalid values.
 
-    - ``kernels``: names as requested; ``package.module:Class`` for a kernel that is not registered.
-    - ``precision``: a row is measured until half the width of its interval is at most this share of the figure.
+    - ``kernels``: the names by which the user requested kernels; ``package.module:Class`` for an unregistered kernel.
+    - ``precision``: mamf measures a row until the 95 % interval of its rate is within plus or minus this share.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
     - ``clock``: the rows whose true clock is measured, one of CLOCK_CHOICES.
@@ -243,7 +245,8 @@ class Plan:
             require_nonempty_list("shapes", self.shapes, object)
         if self.layers and len(self.layers) != len(self.shapes):
             raise UsageError(
-                f"{len(self.layers)} layers for {len(self.shapes)} shapes: give one layer per shape, or none"
+                f"the plan has {len(self.layers)} layers for {len(self.shapes)} shapes: give one layer per shape, or "
+                "none"
             )
         require_rows_within_limit(*map(len, (self.shapes, self.problems, self.kernels, self.regimes)))
         for problem in self.problems:
@@ -254,13 +257,13 @@ class Plan:
 
     @property
     def problem(self) -> Any:
-        """The first problem of the plan. A run of matmul has only one."""
+        """The first problem of the plan. It is the only problem if the run measures matmul."""
         return self.problems[0]
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """The names of the operations whose rows the run reports. Matmul is not among them if its
-        rows only measure the ceiling.
+        """The names of the operations whose rows the run reports. If the run measures matmul only to find the ceiling,
+        matmul is not among them.
         """
         return getattr(self.options, "operations", ()) or (self.operation,)
 
@@ -282,8 +285,9 @@ class Plan:
     def make_plan_of_rank(self, rank: int, ranks: int) -> Plan:
         """Return the plan for one of several processes that divide a sweep. Return any other plan unchanged.
 
-        The process measures every ``ranks``-th shape from number ``rank`` on, and a reference shape that all processes
-        measure, so that their rows can be compared. By default the reference is the shape with the median work.
+        The process measures every ``ranks``-th shape, beginning with shape number ``rank``, and a reference shape. All
+        processes measure the same reference shape, so that reports can compare their rows. By default, the reference
+        is the shape with the median work.
         """
         if self.kind != SWEEP:
             return self
@@ -292,8 +296,8 @@ class Plan:
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def list_steps(self, excluded: Collection[StepKey] = ()) -> list[StepKey]:
-        """List the steps (regime, problem, shape and kernel) of the plan that are not in ``excluded``. The kernels of a
-        shape follow each other.
+        """List the steps (regime, problem, shape and kernel) of the plan that are not in ``excluded``. The steps of one
+        shape with different kernels follow each other.
 
         If the run later confirms the best rows, list only the steps in the first regime. A run of ``mamf explain``
         measures the regime sustained on its first problem only.

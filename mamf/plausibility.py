@@ -21,8 +21,8 @@ from mamf.plans import BURST, CLASSIC
 
 #: If a larger share of a row's samples is faster than the device can be, mamf discards the row's other samples too.
 MAX_IMPOSSIBLE_SAMPLE_SHARE = 0.1
-# On a device without a known peak, samples that are this many times shorter than the median are suspect, because a
-# timer that misses a launch reports only microseconds.
+# On a device without a known peak, samples that are this many times shorter than the median are suspect. A timer that
+# misses a launch reports such a short time.
 _MIN_SUSPECT_SPEEDUP = 10
 # The throttle reason that backends report for a device that is at its power limit.
 _POWER_LIMIT_REASON = "power cap"
@@ -91,8 +91,8 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
     ``possible``: the row's possible samples, in seconds. Some are suspect if they are far shorter than the median.
 
     mamf does not drop suspect samples, because it cannot know which samples are correct. A row that is ranked by its
-    median or mean may have 10 % suspect samples, a row that is ranked by its fastest sample none. On a CPU the host's
-    clock times launches and cannot miss one.
+    median or mean may have 10 % suspect samples. A row that is ranked by its fastest sample may have none. On a CPU,
+    the host's clock times launches and cannot miss one.
     """
     median_seconds = statistics.median(possible)
     suspect_count = sum(sample * _MIN_SUSPECT_SPEEDUP < median_seconds for sample in possible)

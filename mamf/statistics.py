@@ -20,10 +20,11 @@ import statistics as _stdlib
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-#: The probability with which an interval that mamf prints contains the figure.
+#: The probability that an interval that mamf prints contains the true figure.
 CONFIDENCE = 0.95
 _MAX_BATCHES = 5
-# The maximum logarithm of a ratio, because math.exp(710) overflows and a log from elsewhere may contain any width.
+# The maximum logarithm of a ratio. mamf limits the logarithm because math.exp(710) overflows, and a log of unknown
+# origin may contain an interval of any width.
 _MAX_LOG_RATIO = 700.0
 # The half-width of the 95 % interval of the difference between the figures of two runs, in standard deviations of one
 # run's figure: 2.77.
@@ -148,7 +149,7 @@ def summarize_samples(samples: Sequence[float], statistic: str = "median") -> Sa
 
 
 def compute_standard_deviation(samples: Sequence[float]) -> float:
-    """Return the standard deviation of samples; 0 for a single sample. It is computed in floats, because
+    """Return the standard deviation of samples; 0 for a single sample. Compute with floats, because
     ``statistics.stdev`` uses exact fractions and takes 50 times as long.
     """
     return math.sqrt(_sum_squared_deviations(samples) / (len(samples) - 1)) if len(samples) > 1 else 0.0
@@ -181,7 +182,7 @@ def compute_median_interval(samples: Sequence[float], confidence: float = CONFID
     return Interval(sorted_samples[rank], sorted_samples[len(sorted_samples) - 1 - rank], coverage)
 
 
-@functools.lru_cache(1024)  # This is called after each group of launches, and for each row of a log.
+@functools.lru_cache(1024)  # mamf calls this after each group of launches, and for each row of a log.
 def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
     """Return the rank, counted from either end of ``count`` sorted samples, of the two samples that bound the interval
     of the median; and the probability that this interval contains the true median.

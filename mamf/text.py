@@ -15,27 +15,27 @@ _NON_PRINTABLE_ASCII = re.compile(r"[^ -~]")
 #: separators of lines and paragraphs.
 _INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
-#: Matches the beginning of a cell that a spreadsheet runs as a formula, by OWASP's rule against CSV injection. It
-#: includes full-width signs.
+#: Matches the beginning of a cell that a spreadsheet runs as a formula, by OWASP's rule against CSV injection.
+#: Full-width signs count too.
 _FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 #: Matches what GitHub's markdown treats as markup anywhere in a line. It does not match plain web addresses.
 _INLINE_MARKUP = re.compile(
-    r"[\\`|~$]"  # escape, code, cell, strike-through, formula
+    r"[\\`|~$]"  # escape, code, table cell, strike-through or formula
     r"|\*(?=\S)"  # emphasis; its closing asterisk needs no escape if the opening one is escaped
     r"|(?<![^\W_])_+|_+(?![^\W_])"  # an underscore within a word is not markup
-    r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote, link
+    r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote or link
 )
 _HTML_ENTITY_START = re.compile(r"&(?=#?\w+;)")
-#: Matches a link, an escaped character, or a sign of code or bold text in markdown.
+#: Matches what ``strip_markup`` removes from markdown: a link, an escaped character, or a sign of code or bold text.
 _LINK_ESCAPE_OR_EMPHASIS = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
 #: Matches the beginning of a line that starts a heading, quotation, list, rule or link definition in markdown.
 _MARKDOWN_BLOCK_START = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")
 
 
 class Markup(str):
-    """A text that mamf wrote as markdown on purpose, so that no function here escapes it."""
+    """A text that mamf wrote as markdown on purpose. The functions of this module do not escape it."""
 
 
 class Link(str):
@@ -50,7 +50,7 @@ class Link(str):
 
 
 def strip_markup(text: str) -> str:
-    """Remove links, escapes and emphasis from a Markup. Return any other text unchanged."""
+    """Remove links, escapes and emphasis from a text of the class Markup. Return any other text unchanged."""
     return (
         _LINK_ESCAPE_OR_EMPHASIS.sub(lambda match: match[1] or match[2] or "", text)
         if isinstance(text, Markup)
@@ -104,7 +104,7 @@ def convert_to_csv_cell(value: object) -> object:
 
 
 def escape_markdown(text: str) -> str:
-    """Escape a text so that it shows literally within a line of markdown, such as in a cell or in part of a heading."""
+    """Escape a text so that markdown shows it literally within a line, such as in a table cell or in a heading."""
     if isinstance(text, Markup):
         return text
     escaped = _INLINE_MARKUP.sub(
@@ -114,8 +114,8 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    """Escape a text so that it shows literally as a whole line of markdown, and begins no heading,
-    list or other block.
+    """Escape a text so that a whole line of markdown shows it literally, and it does not begin a heading, a list or
+    another block.
     """
     return (
         text

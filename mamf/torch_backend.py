@@ -22,10 +22,10 @@ from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
-# Draw only this many elements at a time for 8-bit dtypes: their values are drawn in float32 first, which takes four
+# For 8-bit dtypes, draw only this many elements at a time. mamf first draws the values in float32, which takes four
 # times the memory.
 _ELEMENTS_PER_DRAW = 2**26
-# Bytes to write in order to flush a cache of unknown size.
+# The number of bytes to write in order to flush a cache of unknown size.
 _DEFAULT_FLUSH_BYTES = 256 * MIB
 # Estimate the timer's overhead from spin kernels, which wait for a given number of clock cycles: a short one (5 us at
 # 2 GHz) and one that is eight times as long. If the clock changes by 1 % between the two kernels, the estimate shifts
@@ -37,7 +37,7 @@ _SPINS_PER_MEASUREMENT = 8
 _FLUSHES_BEFORE_SPINS = 20
 
 
-def to_torch_dtype(name: str) -> torch.dtype:
+def get_torch_dtype(name: str) -> torch.dtype:
     """Return the torch dtype in which values of mamf's dtype ``name`` are stored, which is float32 for tf32."""
     dtype = getattr(torch, "float32" if name == "tf32" else name)
     assert isinstance(dtype, torch.dtype)
@@ -58,11 +58,11 @@ class TorchOperandPool(OperandPool):
 
     def take_buffer(self, name: str, elements: int, dtype: str, fill: bool = True) -> torch.Tensor:
         buffer = self._buffers.get(name)
-        if buffer is None or buffer.dtype != to_torch_dtype(dtype) or buffer.numel() < elements:
+        if buffer is None or buffer.dtype != get_torch_dtype(dtype) or buffer.numel() < elements:
             buffer = None
             self._buffers.pop(name, None)
             require_free_memory(self._backend, elements * DTYPES[dtype].itemsize)
-            buffer = torch.empty(elements, dtype=to_torch_dtype(dtype), device=self._backend.device)
+            buffer = torch.empty(elements, dtype=get_torch_dtype(dtype), device=self._backend.device)
             if fill:
                 self._fill_with_random_values(buffer, name)
             self._buffers[name] = buffer
@@ -75,7 +75,7 @@ class TorchOperandPool(OperandPool):
         generator = torch.Generator(device=buffer.device)
         generator.manual_seed(self._seed + zlib.crc32(name.encode()))
         if buffer.dtype == torch.int32:
-            # The buffer only overwrites outputs of int8 matmuls, so any values will do.
+            # mamf uses this buffer only to overwrite outputs of int8 matmuls, so its values do not matter.
             buffer.random_(-128, 128, generator=generator)
         elif buffer.dtype.itemsize > 1:
             fill_with_random_values(buffer, self._data, generator)
@@ -133,15 +133,15 @@ class TorchBackend(Backend):
             raise UnavailableError(f"{self.name} has no device {index}: choose an index from 0 to {count - 1}")
         self.index = index
         self.device = self.open_device()
-        # Keep one buffer for each flush size, because slicing a single buffer would take the host as long as
-        # queuing the flush.
+        # Keep one buffer for each flush size. To slice a single buffer would take the host as long as to queue the
+        # flush.
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()
         info = self.describe()
         self.info = replace(info, name=add_sharing_to_name(info.name, self.find_sharing()))
-        # Remember this size as a minimum: if mamf later measures a smaller cache (mamf.engine.traits), the device may
-        # have a larger one that the measurement did not see.
+        # Never flush fewer bytes than this. If mamf later measures a smaller cache (mamf.engine.traits), the device may
+        # still have a larger cache that the measurement did not find.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _DEFAULT_FLUSH_BYTES
 
     def open_device(self) -> torch.device:
@@ -200,6 +200,9 @@ class HostTimedBackend(TorchBackend):
     def wait_for_mark(self, mark: float) -> None:
         pass
 
+    def is_mark_reached(self, mark: float) -> bool:
+        return True
+
     def compute_seconds_between(self, start: SupportsFloat, end: SupportsFloat) -> float:
         return float(end) - float(start)
 
@@ -245,6 +248,9 @@ class AcceleratorBackend(TorchBackend):
 
     def wait_for_mark(self, mark: Any) -> None:
         mark.synchronize()
+
+    def is_mark_reached(self, mark: Any) -> bool:
+        return bool(mark.query())
 
     def compute_seconds_between(self, start: Any, end: Any) -> float:
         return float(start.elapsed_time(end)) * 1e-3
@@ -294,8 +300,8 @@ class AcceleratorBackend(TorchBackend):
         return self._read_requested_bytes("peak", self.vendor().max_memory_allocated)
 
     def _read_requested_bytes(self, moment: str, read_allocated: Callable[[int], int]) -> int:
-        """Return the bytes that tensors requested, which do not depend on the allocator's rounding; if torch does not
-        count them, the result of ``read_allocated``. ``moment``: "current" or "peak".
+        """Return the bytes that tensors requested, without the allocator's rounding. If torch does not count requested
+        bytes, return the result of ``read_allocated``. ``moment``: "current" or "peak".
         """
         requested = self.vendor().memory_stats(self.index).get(f"requested_bytes.all.{moment}")
         return int(read_allocated(self.index) if requested is None else requested)
@@ -315,7 +321,7 @@ class StreamQueue(Queue):
     """A torch stream that serves as the second queue of an accelerator.
 
     - ``vendor``: the vendor's torch module, such as torch.cuda. ``index``: the device's index.
-    - ``record_mark``: the function that inserts a mark into the current stream, ``Backend.record_mark``.
+    - ``record_mark``: the method ``Backend.record_mark``, which inserts a mark into the current stream.
     """
 
     def __init__(self, vendor: Any, index: int, record_mark: Callable[[], Any]) -> None:

@@ -58,8 +58,8 @@ RowCallback = Callable[[Measurement], object]
 
 
 class Rows(Iterator[Measurement]):
-    """An iterator over rows that are measured one by one, as the caller asks for them. Leaving the loop or calling
-    ``close`` ends the run.
+    """An iterator that measures each row when the caller asks for it. Leaving the loop or calling ``close`` ends the
+    run.
     """
 
     def __init__(self, description: str, rows: Generator[Measurement, None, None]) -> None:
@@ -72,7 +72,7 @@ class Rows(Iterator[Measurement]):
         self._rows.close()
 
     def __repr__(self) -> str:
-        return f"<{self._description}: iterate over this object to measure them>"
+        return f"<{self._description}: iterate over this object to measure the rows>"
 
 
 def _suggest_nearest_keyword(call: Callable[_Parameters, _Value]) -> Callable[_Parameters, _Value]:

@@ -37,7 +37,7 @@ def read_log(path: str | Path) -> RunLog | FinderRun:
     >>> best = max(log.measurements, key=lambda row: row.best_rate)
     >>> str(best.shape), best.regime
     ('8192x8192x8192', 'burst')
-    >>> [row["shape.m"] for row in log.rows() if row["tflops.median"] > 1]  # as pandas.DataFrame takes them
+    >>> [row["shape.m"] for row in log.rows() if row["tflops.median"] > 1]  # pandas.DataFrame(log.rows()) works too
     [4096, 8192]
     """
     path = Path(path)
@@ -76,7 +76,7 @@ def compare(
     ['SAME', 'SAME']
     >>> comparison.rows()[0]["verdict"]
     'SAME'
-    >>> comparison.is_slower()  # a row, or all rows together; by chance in at most 1 % of comparisons
+    >>> comparison.is_slower()  # true if a row, or all rows together, are slower; false alarms in at most 1 % of cases
     False
     """
     sides = ([side] if isinstance(side, LogOrPath) else side for side in (a, b))
@@ -139,7 +139,7 @@ def write_imported(run: FinderRun, path: str | Path) -> None:
 def check(path: str | Path) -> Review:
     """Check a log against the rules of results/. Each finding names the broken rule and the line, and says what to do.
 
-    Every fault of the file becomes a finding, and raises no error.
+    A fault of the file does not raise an error: it becomes a finding too.
 
     >>> review = mamf.check("sweep.jsonl")
     >>> review.is_rejected()

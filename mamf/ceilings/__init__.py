@@ -1,1 +1,1 @@
-"""Compute ceilings (the highest confirmed rates of a device), and the shares of a ceiling that other rows reach."""
+"""Compute ceilings (the highest confirmed rates of a device), and the share of a ceiling that a measurement reaches."""

@@ -1,5 +1,5 @@
-"""Compute ceilings, each the confirmed highest rate of a device for a dtype in a regime, and the shares of a ceiling
-that rows reach. The code reads rows only; it measures nothing.
+"""Compute ceilings, each the confirmed highest rate of a device for a dtype in a regime, and the share of a ceiling
+that a row (a measurement) reaches. This module computes everything from rows; it measures nothing.
 
 A search measures its candidates (shape and kernel) in rounds; each round measures every remaining candidate once. The
 rounds of the phase ``choose`` decide which candidate wins. The later rounds of the phase ``confirm`` measure the winner
@@ -44,20 +44,21 @@ from mamf.statistics import (
     compute_run_error,
 )
 
-#: Ceilings of matmuls by (dtype, regime). ``label_dtype`` names the dtype.
+#: The ceilings of matmuls by dtype (as ``label_dtype`` formats it) and regime.
 Ceilings = Mapping[tuple[str, str], "Ceiling"]
-#: The highest share of a ceiling that a row can reach because the card has changed since the ceiling was measured. A
-#: higher share means that the ceiling is wrong.
+#: A row can reach more than 100 % of a ceiling, because the speed of the card may have changed since the ceiling was
+#: measured. A share above this limit means that the ceiling is wrong.
 MAX_SHARE_OF_CEILING = 1.1
-#: Reports mention the drift of a card if the speed of the card has changed by more than this share.
-MAX_DRIFT_SHARE = 0.01
+#: Reports mention that the speed of a card has drifted if the speed has changed by more than MAX_DRIFT_SHARE. If it has
+#: changed by more than MAX_COMPARABLE_DRIFT_SHARE, they also advise against comparing the row with others.
+MAX_DRIFT_SHARE, MAX_COMPARABLE_DRIFT_SHARE = 0.01, 0.1
 #: A candidate of a search for the ceiling: a shape and the name of a kernel.
 Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
-# A candidate counts as confirmed only after this many rounds have measured it.
+# The number of confirming rounds that must have measured a candidate before its rate becomes a ceiling.
 MIN_CONFIRMING_ROUNDS = 3
-# Drift cannot explain a visit (one measurement) that is faster than the ceiling by this factor, because the speed of a
-# card that warms up changes by less than 2 %.
+# If a visit (one measurement) is faster than the ceiling by this factor, the cause is not drift, because the speed of a
+# card changes by less than 2 % while the card warms up.
 _CLEARLY_FASTER_FACTOR = 1.1
 
 
@@ -65,16 +66,16 @@ _CLEARLY_FASTER_FACTOR = 1.1
 class Ceiling(NotebookTable, Rate):
     """The confirmed highest rate of a device for one problem in one regime.
 
-    - ``rate``: the rate over all confirming rounds, in TFLOPS or, if the operation counts bytes, in TB/s. In burst it
-      is the median of the rounds, in sustained their total work divided by their total time.
+    - ``rate``: the rate over all confirming rounds, in TFLOPS or, if the operation counts bytes, in TB/s. In the regime
+      burst it is the median over rounds; in the regime sustained, total work divided by total time.
     - ``interval``: the 95 % interval in which the rate of another run of the same kernel is expected.
     - ``dtype``, ``unit``: derived from ``problem`` and ``shape``.
     - ``rounds``: the number of confirming rounds that measured the winner.
     - ``tied``: the candidates that the confirming rounds do not show to be slower than the winner.
-    - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the same shape, as a
+    - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the winning shape, as a
       share; None if the default kernel won or was not measured.
-    - ``repeatability``: the calibration (how much equal runs differ) behind the interval; None in logs that were
-      converted from an older version, where the interval comes from the rounds only.
+    - ``repeatability``: the calibration (how much equal runs differ) from which the interval follows; None in logs that
+      were converted from an older version of mamf, where the interval follows only from the rounds.
     """
 
     dtype: str = field(init=False)
@@ -101,13 +102,13 @@ class Ceiling(NotebookTable, Rate):
 
     @property
     def seconds(self) -> float:
-        """Seconds that one launch of the winning kernel takes if it runs at the rate of the ceiling."""
+        """The seconds that one launch of the winning kernel takes if the launch runs at the rate of the ceiling."""
         return float(self.problem.compute_work(self.shape).amount) / (self.rate * TERA)
 
     @property
     def joules_per_tflop(self) -> float | None:
-        """Energy per 1e12 FLOP in joules; None in burst, where the power sensor averages over idle time between
-        launches.
+        """The energy per 1e12 FLOP in joules; None in the regime burst, where the power sensor averages over idle time
+        between launches.
         """
         return None if self.regime != "sustained" or not self.conditions.watts else self.conditions.watts / self.rate
 
@@ -120,7 +121,7 @@ class Ceiling(NotebookTable, Rate):
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
-            raise UsageError(f"flop is {flop}: it must be a finite number of at least 0")
+            raise UsageError(f"flop {flop} must be a finite number of at least 0")
         if regime != self.regime:
             raise IncomparableError(
                 f"a rate in the regime {regime} cannot be compared with a ceiling in the regime {self.regime}: "
@@ -135,24 +136,25 @@ class Ceiling(NotebookTable, Rate):
 
 def confirm_ceilings(
     rows: Iterable[Measurement],
-    requested: Iterable[tuple[Problem, str, str | None]],
+    requested_ceilings: Iterable[tuple[Problem, str, str | None]],
     device: str,
     uuid_hash: str | None = None,
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``requested``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an unknown
-    interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster (``has_faster_visit``).
+    ``requested_ceilings``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an
+    unknown interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster than its rate
+    (``has_faster_visit``).
     """
     rows = list(rows)
     ceilings: dict[tuple[Problem, str], Ceiling] = {}
-    for problem, regime, default in requested:
+    for problem, regime, default_kernel in requested_ceilings:
         rows_of_ceiling = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
-        ceiling = confirm_ceiling(rows_of_ceiling, device, uuid_hash, default)
+        ceiling = confirm_ceiling(rows_of_ceiling, device, uuid_hash, default_kernel)
         if ceiling is not None:
-            unknown = replace(ceiling.interval, low=0.0)
+            unknown_interval = replace(ceiling.interval, low=0.0)
             ceilings[problem, regime] = (
-                replace(ceiling, interval=unknown) if has_faster_visit(ceiling, rows_of_ceiling) else ceiling
+                replace(ceiling, interval=unknown_interval) if has_faster_visit(ceiling, rows_of_ceiling) else ceiling
             )
     return ceilings
 
@@ -160,8 +162,8 @@ def confirm_ceilings(
 def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     """Return whether a visit (one measurement) of the ceiling's winner was clearly faster than the confirming rounds.
 
-    If so, something else probably used the device during these rounds. A slower visit proves nothing, because something
-    else may have used the device during that visit. No log in results/ has such a faster visit.
+    If so, another program probably used the device during the confirming rounds. A slower visit proves nothing, because
+    another program may have used the device during that visit. No log in results/ has a visit that is clearly faster.
     """
     winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
     winner_rates = (
@@ -171,34 +173,36 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
 
 
 def explain_missing_ceiling(rows: Sequence[Measurement]) -> str | None:
-    """Return the status and reason of the first row if all rows failed, so that there is no ceiling; otherwise None."""
+    """Return the status and reason of the first row if all rows failed; None if a row succeeded, or without rows."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
 def confirm_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
-    """Return the ceiling that the confirming rounds give, or None if fewer than MIN_CONFIRMING_ROUNDS of them measured
+    """Return the ceiling that the confirming rounds give, or None if fewer than MIN_CONFIRMING_ROUNDS rounds measured
     the winner.
 
-    ``rows``: the rows of one problem and regime; only rows of the phases ``choose`` and ``confirm`` count. Every round
-    measures each remaining candidate once, so that comparing two candidates within a round cancels the drift of the
-    device between rounds.
+    ``rows``: the rows of one problem and regime; rows of phases other than ``choose`` and ``confirm`` are ignored. Each
+    round measures every remaining candidate once. So the speed of the device may change between rounds without effect
+    on the ratio of two candidates within a round.
     """
     rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
-    choosing = [row for row in rows if row.phase == CHOOSE_PHASE]
-    confirming_rounds = group_rounds(row for row in rows if row.phase != CHOOSE_PHASE)
-    # Logs converted from an older version have only one phase. Its rounds choose the winner and also give its rate,
-    # which is therefore biased upward.
-    failed = {(row.shape, row.kernel) for row in rows if not row.ok}
-    winner = next((candidate for candidate in rank_candidates(choosing or rows) if candidate not in failed), None)
+    choosing_rows = [row for row in rows if row.phase == CHOOSE_PHASE]
+    confirming_rounds = group_rounds_by_candidate(row for row in rows if row.phase != CHOOSE_PHASE)
+    # Logs converted from an older version of mamf have only one phase. Its rounds choose the winner and also give the
+    # winner's rate, which is therefore biased upward.
+    failed_candidates = {(row.shape, row.kernel) for row in rows if not row.ok}
+    winner = next(
+        (candidate for candidate in rank_candidates(choosing_rows or rows) if candidate not in failed_candidates), None
+    )
     if winner is None or len(confirming_rounds.get(winner, ())) < MIN_CONFIRMING_ROUNDS:
         return None
     winner_rounds = confirming_rounds[winner]
     shape, kernel = winner
     rate, interval = combine_rounds(list(winner_rounds.values()))
     gain = None
-    compared_rounds = group_rounds(choosing) or confirming_rounds
+    compared_rounds = group_rounds_by_candidate(choosing_rows) or confirming_rounds
     if default_kernel is not None and kernel != default_kernel and (shape, default_kernel) in compared_rounds:
         gain = (
             stdlib_statistics.median(
@@ -231,22 +235,25 @@ def confirm_ceiling(
 def _find_remaining_candidates(
     rounds_by_candidate: Mapping[Candidate, Mapping[int, Measurement]],
 ) -> list[Candidate]:
-    """Return the candidates that all rounds measured. Also return candidates that only the last round did not measure,
-    because the last round may be incomplete.
+    """Return the candidates that the search has not dropped: every round has measured them, or every round except the
+    last one, which may be incomplete.
     """
     round_count = max(map(len, rounds_by_candidate.values()), default=0)
     return [candidate for candidate, rounds in rounds_by_candidate.items() if len(rounds) >= round_count - 1]
 
 
 def rank_candidates(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Sort the candidates of a search by their median rate over rounds, best first. Candidates that the search has
-    dropped come last.
+    """Return the candidates of a search, sorted by median rate over rounds, fastest first. Candidates that the search
+    has dropped come last.
     """
-    rounds_by_candidate = group_rounds(rows)
-    remaining = set(_find_remaining_candidates(rounds_by_candidate))
+    rounds_by_candidate = group_rounds_by_candidate(rows)
+    remaining_candidates = set(_find_remaining_candidates(rounds_by_candidate))
     return sorted(
         rounds_by_candidate,
-        key=lambda each: (each in remaining, compute_median_rate(rounds_by_candidate[each].values())),
+        key=lambda candidate: (
+            candidate in remaining_candidates,
+            compute_median_rate(rounds_by_candidate[candidate].values()),
+        ),
         reverse=True,
     )
 
@@ -255,8 +262,9 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """Return the rate of one candidate over all rounds, in TFLOPS or TB/s, and the interval in which the rate of
     another run is expected.
 
-    The rate is the median of the rounds or, in regimes whose figure is a mean, total work divided by total time. If the
-    rounds have no calibration, in logs converted from an older version, the interval comes from order statistics.
+    The rate is the median of the rounds or, in regimes whose figure is a mean, total work divided by total time. The
+    interval follows from the calibration (how much equal runs differ) that the rounds recorded. Logs converted from an
+    older version of mamf have no calibration, so the interval follows from order statistics.
     """
     repeatability = find_median_repeatability(rounds)
     if repeatability is None:
@@ -272,13 +280,13 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
 
 
 def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
-    """Compute the error of the rate that ``combine_rounds`` returns, relative to the mean rate of all possible runs."""
+    """Compute the standard errors of the rate that ``combine_rounds`` returns, relative to the mean over all runs."""
     return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 
 
 def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
-    """Return the calibration that the rounds were recorded with; if they have none, the current calibration of their
-    regime.
+    """Return the calibration (how much equal runs differ) that the rounds recorded or, if they recorded none, the
+    current calibration of their regime.
     """
     return find_median_repeatability(rounds) or look_up_repeatability("", rounds[0].regime, rounds[0].problem)
 
@@ -294,16 +302,16 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """Return the calibration with the median run-to-run error among those recorded in the rounds, or None if no round
-    has one.
+    """Return, of the calibrations that the rounds recorded, the one with the median run-to-run error. Return None if
+    the rounds recorded no calibration.
 
-    The median is enough, because a kernel that varies between runs does so in most rounds.
+    The median is large enough, because a kernel whose speed varies between runs has a large error in most rounds.
     """
     repeatabilities = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return repeatabilities[len(repeatabilities) // 2] if repeatabilities else None
 
 
-def group_rounds(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
+def group_rounds_by_candidate(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
     rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
     return {candidate: {row.round: row for row in rounds} for candidate, rounds in rows_by_candidate.items()}
@@ -319,10 +327,10 @@ def compute_rate_ratios(rounds: Mapping[int, Measurement], other_rounds: Mapping
 
 
 def is_tied(winner_rounds: Mapping[int, Measurement], other_rounds: Mapping[int, Measurement]) -> bool:
-    """Return whether another candidate may be as fast as the winner: the interval of the ratio of their rates, winner
-    divided by other candidate, is not entirely above 1.
+    """Return whether another candidate may be as fast as the winner: the interval of the winner's rate divided by the
+    other candidate's rate is not entirely above 1.
 
-    A candidate that is faster than the winner in these rounds is tied as well, because earlier rounds chose the winner.
+    Also return True if the other candidate is faster in these rounds, because earlier rounds have chosen the winner.
     """
     ratios = compute_rate_ratios(winner_rounds, other_rounds)
     return bool(ratios) and compute_median_interval(ratios).low <= 1.0
@@ -332,7 +340,7 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
     """Summarize sensor readings over rounds: the median of each sensor, and the throttle reasons that at least half of
     the rounds report.
 
-    In sustained the power is total energy divided by total time, not a median.
+    In the regime sustained, the power is not a median but total energy divided by total time.
     """
     rows = list(rows)
     conditions = [row.conditions for row in rows]
@@ -354,9 +362,15 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
 
 
 def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
-    metered = [(row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None]
-    total_seconds = sum(seconds for seconds, _ in metered)
-    return round(sum(seconds * watts for seconds, watts in metered) / total_seconds, 1) if total_seconds else None
+    seconds_and_watts = [
+        (row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None
+    ]
+    total_seconds = sum(seconds for seconds, _ in seconds_and_watts)
+    return (
+        round(sum(seconds * watts for seconds, watts in seconds_and_watts) / total_seconds, 1)
+        if total_seconds
+        else None
+    )
 
 
 # -- shares of a ceiling that rows reach -------------------------------------------------------------------------------
@@ -370,8 +384,8 @@ def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -
 def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     """Return MAMFU: the rate of a row as a share of the ceiling for its dtype and regime.
 
-    Returns None if there is no such ceiling or its interval is unknown. If several devices shared the run, the rate of
-    the row is first scaled to the speed of the first device, because the ceiling is that of the first device.
+    Returns None if there is no such ceiling or its interval is unknown. If several devices shared the run, scale the
+    rate of the row to the speed of the first device, because the ceiling was measured on the first device.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not ceiling.interval.is_known:
@@ -382,8 +396,8 @@ def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
 def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     """Return the relative error of MAMFU (``compute_mamfu``) that the limited accuracy of the timer may cause.
 
-    The result combines the timer errors of the row and of its ceiling (square root of the sum of squares). It is 0 if
-    the accuracy of the timer is unknown or there is no ceiling.
+    The result is the square root of the sum of the squared timer errors of the row and of its ceiling. It is 0 if the
+    accuracy of the timer is unknown or there is no ceiling.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not row.timer_accuracy:
@@ -392,10 +406,10 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
 
 
 def has_card_drifted(row: Measurement, ceilings: Ceilings) -> bool:
-    """Return whether the speed of the card around a row differs from its speed when the ceiling was measured.
+    """Return whether the card's speed has changed between the measurement of the ceiling and that of the row.
 
-    The reference matmul, which is the matmul of the ceiling, shows the speed. The difference must exceed
-    MAX_DRIFT_SHARE plus the accuracy of the timer for the duration of that matmul.
+    The rate of the ceiling's matmul, measured again before and after the row, shows the speed. The change must exceed
+    MAX_DRIFT_SHARE plus the relative error of the timer for this matmul.
     """
     drift, ceiling = compute_card_drift(row, ceilings), find_row_ceiling(row, ceilings)
     return (
@@ -406,8 +420,8 @@ def has_card_drifted(row: Measurement, ceilings: Ceilings) -> bool:
 
 
 def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
-    """Return the drift of the card around a row: the rate of the reference matmul before and after the row, divided by
-    the ceiling, minus 1.
+    """Return the drift of the card's speed: the rate of the reference matmul (the matmul of the ceiling) before and
+    after the row, divided by the ceiling, minus 1.
 
     Returns None if the run did not measure the reference matmul or there is no ceiling.
     """
@@ -438,8 +452,8 @@ def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
 
 
 def compute_share_of_known_ceiling(row: Measurement, known_ceilings: RatesByDtypeAndRegime) -> float | None:
-    """Return MAMFU from a ceiling that the run did not measure: the rate of a row as a share of the known ceiling for
-    its dtype and regime.
+    """Return MAMFU for a run that did not measure a ceiling: the rate of a row as a share of the ceiling in
+    ``known_ceilings`` for its dtype and regime.
 
     Returns None if there is no such ceiling or if the row has no rate.
     """
@@ -448,5 +462,5 @@ def compute_share_of_known_ceiling(row: Measurement, known_ceilings: RatesByDtyp
 
 
 def mark_source_as_option(ceiling: Ceiling) -> Ceiling:
-    """Return a copy of a ceiling whose source says that it comes from a log which the user named with ``--ceiling``."""
+    """Return a copy of a ceiling from a log that the user named with ``--ceiling``; its ``source`` says so."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

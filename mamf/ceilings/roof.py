@@ -1,9 +1,9 @@
-"""Compute roofs. A roof is the highest rate that the ceilings of a device allow for the work of a row. Also compute the
-share of its roof that a row reaches.
+"""Compute roofs, and the share of its roof that a row (a measurement) reaches. A roof is the highest rate that the
+ceilings of a device allow for the work of a row.
 
 This is the roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009).
 All ceilings are confirmed rates of one device in one regime: compute ceilings by dtype of matmul, bandwidth ceilings by
-memory level. The code reads rows only; it measures nothing.
+memory level. This module computes everything from rows; it measures nothing.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from mamf.operations.bandwidth.operation import READ_ARRAYS_BY_PATTERN, Bandwidt
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plans import Plan
 
-#: What limits a row: the compute ceiling or the bandwidth ceiling.
+#: Names for what limits the rate of a row: the compute ceiling or the bandwidth ceiling.
 COMPUTE_BOUND, BANDWIDTH_BOUND = "compute", "bandwidth"
-#: The memory levels that bytes come from: the last-level cache if all arrays fit in the cache, or memory if one pass
-#: over the arrays moves many times the size of the cache.
+#: The memory levels from which a launch reads its arrays: the last-level cache if all arrays fit in the cache, or
+#: memory if the arrays are many times larger than the cache.
 CACHE_LEVEL, MEMORY_LEVEL = "cache", "memory"
-#: The access pattern whose bandwidth limits work that only reads, and the key of its ceiling in mappings in which the
-#: key of a matmul ceiling is a dtype.
+#: READ_PATTERN is the bandwidth pattern that only reads; its bandwidth limits work that only reads. Where one mapping
+#: contains all ceilings, the key of its ceiling has READ_BANDWIDTH_KEY in the place of a matmul's dtype.
 READ_PATTERN, READ_BANDWIDTH_KEY = "read", "read bandwidth"
 MEMORY_LEVELS = (CACHE_LEVEL, MEMORY_LEVEL)
-#: A row that reaches at least this share of its roof is near its limit, so that little can be gained.
+#: If a row reaches at least this share of its roof, a better kernel can gain little.
 NEAR_LIMIT_SHARE = 0.8
 
 
 @dataclass(frozen=True)
 class Roofs:
-    """All known ceilings of one device, which give the roofs of its rows.
+    """All known ceilings of one device, from which the roof of each row on this device follows.
 
     - ``device``, ``uuid_hash``: the name of the device and a hash of its UUID, if it has one.
     - ``compute_ceilings``: matmul ceilings by dtype and regime.
@@ -50,31 +50,33 @@ class Roofs:
         return list(dict.fromkeys(regime for _, regime in (*self.compute_ceilings, *self.bandwidth_ceilings)))
 
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
-        """Return a copy with only the ceilings of these regimes. Raises UsageError if no ceiling is left."""
+        """Return a copy with only the ceilings in ``regimes``. Raises UsageError if there are no such ceilings."""
         kept_regimes = tuple(regimes)
-        compute = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept_regimes}
-        bandwidth = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept_regimes}
-        if not compute and not bandwidth:
+        compute_ceilings = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept_regimes}
+        bandwidth_ceilings = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept_regimes}
+        if not compute_ceilings and not bandwidth_ceilings:
             raise UsageError(
                 f"no ceiling is known in the regime {' or '.join(kept_regimes)}: choose from the regimes with a "
                 f"ceiling, {', '.join(self.regimes)}"
             )
-        return replace(self, compute_ceilings=compute, bandwidth_ceilings=bandwidth)
+        return replace(self, compute_ceilings=compute_ceilings, bandwidth_ceilings=bandwidth_ceilings)
 
     def find_roof_and_bound(self, row: Measurement) -> tuple[float, str] | None:
         """Return the roof of a row, in the unit of its rate, and what limits the row: COMPUTE_BOUND or BANDWIDTH_BOUND.
 
-        Only bandwidth limits work without matmul. Returns None if a ceiling that may limit the row is unknown. Also
-        returns None for work that reads nothing, such as a fill: it can exceed the bandwidth ceiling, because the
-        ceiling was measured with reads.
+        Only bandwidth limits work without matmuls. Returns None if a ceiling that may limit the row is unknown. Also
+        returns None for work that reads nothing, such as a fill: its rate can exceed the bandwidth ceiling, which was
+        measured with reads.
         """
-        work, memory = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
-        compute = find_row_ceiling(row, self.compute_ceilings) if work.has_matmul_flop else None
-        if memory is None or (compute is None if work.has_matmul_flop else not reads_operands(row.problem)):
+        work, memory_ceiling = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
+        compute_ceiling = find_row_ceiling(row, self.compute_ceilings) if work.has_matmul_flop else None
+        if memory_ceiling is None or (
+            compute_ceiling is None if work.has_matmul_flop else not reads_operands(row.problem)
+        ):
             return None
         seconds = {
-            COMPUTE_BOUND: 0.0 if compute is None else work.flop / compute.rate / TERA,
-            BANDWIDTH_BOUND: work.nbytes / memory.rate / TERA,
+            COMPUTE_BOUND: 0.0 if compute_ceiling is None else work.flop / compute_ceiling.rate / TERA,
+            BANDWIDTH_BOUND: work.nbytes / memory_ceiling.rate / TERA,
         }
         bound = max(seconds, key=seconds.__getitem__)
         return work.amount / seconds[bound] / TERA, bound
@@ -82,7 +84,7 @@ class Roofs:
 
 @dataclass(frozen=True)
 class RoofPoint:
-    """The rate of a measured row and the roof that limits it, for tables and roofline charts.
+    """A measured row with its rate and the roof that limits the rate, for tables and roofline charts.
 
     - ``tflops``: 1e12 FLOP/s; None if the work has no FLOP.
     - ``intensity``: FLOP per byte; None if the work has no FLOP or no bytes.
@@ -108,8 +110,8 @@ class RoofPoint:
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """Make the roof point of a measured row. ``name``: the name of the point. ``layer``: the name of its group of rows.
 
-    The rate of the point is the statistic that the regime reports. If several devices shared the run, that rate is
-    scaled to the speed of the first device.
+    The rate of the point is the figure that the row's regime reports, such as the median. If several devices shared the
+    run, scale the rate to the speed of the first device.
     """
     work, (roof, bound) = row.work, roofs.find_roof_and_bound(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
@@ -125,7 +127,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 
 def reads_operands(problem: object) -> bool:
-    """Return whether the work of this problem reads operands. Only bandwidth patterns such as a fill read none."""
+    """Return whether launches of a problem read operands. Only bandwidth patterns such as a fill read none."""
     return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS_BY_PATTERN[problem.pattern])
 
 
@@ -135,12 +137,12 @@ def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:
 
 
 def get_ceiling_name(search_plan: Plan) -> str:
-    """Return the name of the ceiling that a search finds: the dtype of a matmul ceiling, else READ_BANDWIDTH_KEY."""
+    """Return the name of the ceiling that a search will find: the dtype of its matmuls, or else READ_BANDWIDTH_KEY."""
     return str(search_plan.problem.dtype) if search_plan.is_search else READ_BANDWIDTH_KEY
 
 
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
-    """Return the memory level that serves the bytes of the arrays, CACHE_LEVEL or MEMORY_LEVEL; None if both do.
+    """Return the memory level from which a launch reads its arrays, CACHE_LEVEL or MEMORY_LEVEL; None if from both.
 
     The result is CACHE_LEVEL only if a launch makes several passes over the arrays (``problem.warm`` above 1), because
     the first pass does not find the arrays in the cache.
@@ -157,10 +159,10 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
     Leave out bandwidth patterns that read nothing: writing without reading is faster than reading, but work that
     computes also reads. Leave out matmuls of zeros or patterns: they draw less power and run faster than matmuls of
     normally distributed values. Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of
-    several devices unless ``anyway``.
+    several devices, unless ``anyway`` is True.
     """
-    compute: dict[tuple[str, str], Ceiling] = {}
-    bandwidth: dict[tuple[str, str], Ceiling] = {}
+    compute_ceilings: dict[tuple[str, str], Ceiling] = {}
+    bandwidth_ceilings: dict[tuple[str, str], Ceiling] = {}
     all_ceilings = list(ceilings)
     for ceiling in all_ceilings:
         problem = ceiling.problem
@@ -171,18 +173,18 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
                 key = ceiling.dtype, ceiling.regime
-                compute[key] = max(compute.get(key, ceiling), ceiling, key=lambda each: each.rate)
+                compute_ceilings[key] = max(compute_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
         elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
                 key = level, ceiling.regime
-                bandwidth[key] = max(bandwidth.get(key, ceiling), ceiling, key=lambda each: each.rate)
-    if not compute and not bandwidth:
+                bandwidth_ceilings[key] = max(bandwidth_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
+    if not compute_ceilings and not bandwidth_ceilings:
         raise UsageError(
             "the logs contain no compute or bandwidth ceiling: give logs of 'mamf roofline', or of 'mamf find' and "
             "'mamf find --operation bandwidth'"
         )
-    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, compute, bandwidth)
+    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, compute_ceilings, bandwidth_ceilings)
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:
@@ -191,5 +193,5 @@ def require_same_device(device: tuple[str, str | None], other_device: tuple[str,
     """
     (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
-        what = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are from {what}: use logs of one card, or add --anyway")
+        cards = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
+        raise IncomparableError(f"the logs are from {cards}: use logs of one card, or add --anyway")

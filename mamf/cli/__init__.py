@@ -51,31 +51,31 @@ COMMANDS_BY_HEADING = {
 }
 COMMAND_DESCRIPTIONS = {
     "find": "find the device's ceilings (highest rates), burst and sustained, for matmul or any --operation",
-    "sweep": "measure matmul shapes, or kernels of any --operation, and print the best",
+    "sweep": "measure shapes of matmul or of any other --operation, and print the best",
     "attention": "measure attention kernels as shares of the device's matmul ceiling",
     "bandwidth": "measure how fast memory is copied, read and written",
-    "node": "measure all devices of one or more machines at once: is one slow, wrong or missing?",
-    "verify": "run random problems with every kernel, for a minute or overnight: is every output correct?",
+    "node": "measure all devices of this machine at once, and report devices that are slow, wrong or missing",
+    "verify": "run random problems with every kernel, for a minute or overnight, and check every output",
     "run": "launch one kernel once and verify it, for use under a profiler, sanitizer or debugger",
-    "counters": "read hardware counters of kernels with ncu: cycles, limits, and the rate without the profiler",
+    "counters": "read hardware counters of kernels with Nsight Compute (ncu), and report what limits each kernel",
     "profile": "run an unchanged script and report where its steps spend time, as shares of the ceiling",
     "roofline": "measure or read the ceilings of compute and memory bandwidth, and compare logged rows with them",
-    "explain": "explain the gap between the datasheet's FLOPS and yours: units, clock, kernel, data, power",
-    "overlap": "run matmul together with a collective, a copy or memory traffic: what does each lose?",
+    "explain": "explain, step by step, why the device does not reach the FLOPS of its datasheet",
+    "overlap": "measure how much matmul and a collective, a copy or memory traffic slow down each other",
     "peak": "print the best known matmul rate of the device, or of any device by name, and its source",
-    "model": "measure training steps of language models: forward, backward, optimizer, with any attention kernel",
+    "model": "measure training steps of language models (forward, backward, optimizer) with any attention kernel",
     "autoprofile": "measure ceilings, kernels and a model step into one folder with a SUMMARY.md",
     "show": "print a run log again, in any format",
-    "compare": "compare two run logs: what became faster, what became slower, what is undecided",
+    "compare": "compare two run logs, and report what became faster or slower, and what is undecided",
     "guard": "measure the kernels that a file lists and fail if one is slower than its baseline, for CI",
-    "reproduce": "measure a figure from a log, a table or a paper again: does it hold here?",
+    "reproduce": "measure a figure from a log, a table or a paper again, and report whether this device reaches it",
     "report": "write run logs, or a folder of them, as one HTML page with the result, charts and tables",
-    "plot": "draw a run log: rates and times, with the ceiling",
-    "results": "check run logs, copy one into results/ (the contributed logs), write tables and pages of results/",
+    "plot": "draw the rates or times in a run log, with the ceiling",
+    "results": "check run logs, copy a log into results/ (the contributed logs), or write the pages of results/",
     "import": "convert logs of mamf-finder, versions 2 to 4, into run logs",
-    "kernels": "list the kernels, and why some are not available here",
-    "backends": "list the backends and their devices, and why some have none",
-    "doctor": "check the machine: what costs performance, and the command that fixes it",
+    "kernels": "list the kernels, and the reasons why some are not available here",
+    "backends": "list each backend with its devices, or the reason why it has none",
+    "doctor": "list what slows this machine down, and the commands that fix it",
 }
 
 
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if "_ARGCOMPLETE" in os.environ:  # a shell asks for completions of the command line
         print_completions(_build_parser)
     typed_words = sys.argv[1:] if arguments is None else arguments
-    if arguments is None and "profile" not in typed_words[:1]:  # the profiled script writes to stdout
+    if arguments is None and "profile" not in typed_words[:1]:  # a profiled script itself writes to stdout
         reserve_stdout_for_reports()
     with _print_short_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
         exit_code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
@@ -113,10 +113,12 @@ def _start_forced_exit_thread(exit_code: int) -> None:
     """
 
     def wait_for_plugin_threads_and_exit() -> None:
-        main = threading.main_thread()
-        main.join()  # wait for the main thread: a profiled script or a test may continue after mamf.cli.main returns
+        main_thread = threading.main_thread()
+        main_thread.join()  # a profiled script or a test may continue after mamf.cli.main returns
         time.sleep(_MAX_THREAD_WAIT_SECONDS)
-        if remaining_names := [each.name for each in threading.enumerate() if not (each.daemon or each is main)]:
+        if remaining_names := [
+            thread.name for thread in threading.enumerate() if not (thread.daemon or thread is main_thread)
+        ]:
             warn(f"mamf ends now, although a plugin has left these threads running: {', '.join(remaining_names)}")
             os._exit(exit_code)
 
@@ -185,7 +187,7 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
-    """Replace --requeue by --resume if its log can be continued, and by --output (a new log) otherwise.
+    """Replace the option --requeue with --resume if its log can be continued, or with --output (a new log) if not.
 
     Set ``options.new_log_reason`` to the reason for a new log, or to an empty text. Raises UsageError if the log of
     --resume cannot be continued. Call this function before the command, because the command reads its options
@@ -194,14 +196,16 @@ def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
     requeue = getattr(options, "requeue", None)
     if requeue and options.resume and not getattr(options, "share", None):
         raise UsageError("--requeue cannot be combined with --resume: use only one of them")
-    path: Any = requeue or getattr(options, "resume", None)
-    options.new_log_reason = _find_new_log_reason(path) if path and getattr(options, "output", path) is None else ""
+    log_path: Any = requeue or getattr(options, "resume", None)
+    options.new_log_reason = (
+        _find_new_log_reason(log_path) if log_path and getattr(options, "output", log_path) is None else ""
+    )
     if options.new_log_reason and not requeue:
         raise UsageError(
-            f"cannot resume {path}, which {options.new_log_reason}: use --requeue instead to start a new run there"
+            f"cannot resume {log_path}, which {options.new_log_reason}: use --requeue instead to start a new run there"
         )
     if options.new_log_reason:
-        options.output, options.resume = path.resolve() if path.is_symlink() else path, None
+        options.output, options.resume = log_path.resolve() if log_path.is_symlink() else log_path, None
         options.output.unlink(missing_ok=True)
     elif requeue:
         options.resume = requeue
@@ -211,7 +215,7 @@ def _find_new_log_reason(path: Path) -> str:
     """Return why a run must start a new log at ``path``, or an empty text if the run can continue the log there.
 
     The reason is that the file does not exist, or that an earlier run ended before it had written the whole header,
-    the first line of a log. It completes a sentence that begins with the path.
+    the first line of a log. The text completes a sentence that begins with the path.
     """
     if not path.is_file():
         return "" if path.exists() else "does not exist"
@@ -234,8 +238,9 @@ def _redirect_stdout_to_null_device() -> None:
 def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning only once and as one line while the context is open.
 
-    Yields a byte, shared with forked processes, that becomes 1 after a LogChangedWarning. ``runs_script``: whether the
-    command runs a user's script; Python then prints the warnings of packages other than mamf in full.
+    Yields one byte of memory that forked processes share. This byte becomes 1 after a LogChangedWarning, so that the
+    caller can return it as the exit code. ``runs_script``: whether the command runs a user's script. If so, Python
+    prints the warnings of packages other than mamf in full.
     """
     printed_texts: set[str] = set()
     log_changed = mmap.mmap(-1, 1)
@@ -258,8 +263,8 @@ def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
 
 
 def _build_parser(command_words: Sequence[str]) -> CommandParser:
-    """Build the argument parser of the command that ``command_words`` name, or of all commands if the first word is not
-    a command. Import only the module of the named command.
+    """Build the argument parser of the command that the first of ``command_words`` names. If this word is not a
+    command, build the parser of all commands. Import only the module of the named command.
     """
     parser = CommandParser(prog="mamf", description=_DESCRIPTION)
     parser.add_argument(
@@ -294,10 +299,10 @@ def _format_command_overview() -> str:
     """
     width = find_terminal_columns()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
-    for group, names in COMMANDS_BY_HEADING.items():
+    for heading, names in COMMANDS_BY_HEADING.items():
         lines += [
             "",
-            f"{group}:",
+            f"{heading}:",
             *(wrap_line(f"  {name:<12} {COMMAND_DESCRIPTIONS[name]}", width, 15) for name in names),
         ]
     return "\n".join([*lines, "", "mamf COMMAND --help has examples and options; mamf --version prints the version"])

@@ -29,7 +29,7 @@ from mamf.engine.search.grid import plan_search
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import make_ceiling_record
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import find_rate
+from mamf.measurement import find_rate, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import MIN_ARRAYS_TO_CACHE_RATIO, BandwidthOperation, BandwidthProblem
 from mamf.operations.matmul.operation import make_problem
@@ -37,19 +37,19 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: Seconds that a search for the ceilings of one dtype takes, by its number of regimes: 1 for burst only, 2 for burst
-#: and sustained.
+#: The time in seconds of one search for ceilings, by the number of regimes that it measures: 1 (burst only) or 2 (burst
+#: and sustained).
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
-#: The minimum size of the array of a search for the read bandwidth of an accelerator. On an H200 in burst, reading
-#: 4 GiB reaches 99.2 % of the rate of reading 16 GiB; reading 1 GiB reaches only 96.6 %.
+#: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in burst,
+#: reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
 _MIN_READ_ARRAY_BYTES = 4 * 2**30
 #: The share of the run's budget that all searches for ceilings together may use. The rows get the rest.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
-    """List the ceilings that the rows of a plan need for their shares, as pairs of dtype (or READ_BANDWIDTH_KEY) and
-    regime.
+    """List the ceilings that mamf needs to show the rows of a plan as shares. Each is a pair of dtype (or
+    READ_BANDWIDTH_KEY) and regime.
     """
     names = [problem.dtype for problem in plan.problems]
     names += [READ_BANDWIDTH_KEY] if get_operation(plan.operation).has_memory_shares else []
@@ -216,12 +216,12 @@ def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan])
 
 
 def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
-    """Print a warning for each search that the budget shortens, because its ceiling may be too low."""
-    for search in searches:
-        full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[len(search.regimes)]
-        if search.budget_seconds and search.budget_seconds < full_seconds:
+    """Print one warning for all searches that the budget makes equally short, because their ceilings may be too low."""
+    pairs = (((each.budget_seconds, len(each.regimes)), f"the {get_ceiling_name(each)} ceiling") for each in searches)
+    for (seconds, regime_count), names in group_pairs(pairs).items():
+        full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[regime_count]
+        if seconds and seconds < full_seconds:
             warn(
-                f"--budget leaves only {search.budget_seconds:.3g} of the usual {full_seconds:.0f} s for the "
-                f"{get_ceiling_name(search)} ceiling: the ceiling may be several percent too low, and shares of it too "
-                "high; give a longer --budget"
+                f"--budget leaves only {seconds:.3g} of the usual {full_seconds:.0f} s for {' and '.join(names)}: a "
+                "ceiling may be several percent too low, and shares of it too high; give a longer --budget"
             )

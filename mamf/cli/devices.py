@@ -135,7 +135,7 @@ def _make_device_command(options: argparse.Namespace, device: int, rank_and_coun
     ``rank_and_count``: the index of this process among the processes, and their number. ``path``: the device's log.
     """
     is_new_run, given_paths = options.resume is None, getattr(options, "ceiling", None) or ()
-    # Replace a folder of --ceiling by the logs of this device.
+    # If --ceiling names a folder with the logs of several devices, pass on only the logs of this device.
     ceilings = [each for path in given_paths for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
     return [
         *(sys.executable, "-m", "mamf", *options.typed_words, "--share", *map(str, rank_and_count)),
@@ -263,7 +263,7 @@ def _measure_shapes_of_device(options: argparse.Namespace, run_command: RunComma
     ``send_record``: a function that sends a record to the parent process.
     """
     threading.Thread(target=_end_run_when_parent_ends, daemon=True).start()
-    if options.share == [0, 1]:  # Resume the log of another device, with the plan in the log only.
+    if options.share == [0, 1]:  # The log has the shapes of a failed device: ignore the plan in the typed options.
         options.given_names = set()
     with add_phase_listener(lambda text: send_record({PHASE_KEY: text})), redirect_reports(sys.stderr):
         exit_code = run_command(options)
@@ -300,7 +300,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
         )
     device_count = load_backend_class(options.backend or find_usable_backend()).count_devices()
     if options.resume is None:
-        # A launcher may show each process only its own device. This device then has the index 0.
+        # If a launcher shows each process only one device, this device has the index 0.
         options.device = place.local_rank if device_count > 1 else 0
     options.share = [place.rank, place.rank_count]
     with Path(os.devnull).open("w") as null_device, redirect_reports(null_device):
@@ -329,7 +329,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
-    """Create a folder for new logs. Raises UsageError, which names ``option``, if it is not empty or cannot be made."""
+    """Create the folder of ``option`` for new logs. Raises UsageError if the folder has files or cannot be created."""
     make_folder(folder, f"; choose another folder for {option}")
     if any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another folder for {option}")
@@ -343,8 +343,8 @@ def run_children(
 ) -> None:
     """Run one command per device in its own process, and show on the terminal what each device is doing.
 
-    ``resume_children``: called when all processes wait for one another. ``on_event``: called for each message of a
-    process.
+    ``resume_children``: called when all processes wait for one another, to let them continue. ``on_event``: called for
+    each message of a process.
     """
 
     def forward_event(event: ChildEvent) -> None:
@@ -377,7 +377,7 @@ def run_as_child_process(
             return work(send_record)
         except KeyboardInterrupt:
             return INTERRUPTED_EXIT_CODE
-        except get_catchable_plugin_errors() as error:  # the errors of vendors' libraries are among these
+        except get_catchable_plugin_errors() as error:  # includes the errors of vendors' libraries
             send_record({FAILURE_KEY: describe_failure(error)})
             return error.exit_code if isinstance(error, MamfError) else 1
 
@@ -452,12 +452,12 @@ def _make_node_command(options: argparse.Namespace, folder: Path, device_count: 
 
 
 def measure_node_device(options: argparse.Namespace, send_record: SendRecord) -> int:
-    """Measure one device for ``mamf node`` in its process, and return the exit code. Keep its logs even if it fails.
+    """Measure one device for ``mamf node`` in its process, and return the exit code. Keep the logs if a part fails.
 
     ``send_record``: sends a record to the parent process.
     """
     index, device_count = options.led
-    # Fail if another program changes a log, because the verdict reads the log from its first path.
+    # Fail if another program changes a log: mamf would then write to a new path, where the verdict does not look.
     warnings.simplefilter("error", LogChangedWarning)
     send_record({PHASE_KEY: "opening the device"})
     backend = open_backend(options.backend, index)

@@ -38,17 +38,17 @@ RARE_OPTIONS = {
 #: The name in mamf of each option that has another name in mamf-finder, the predecessor of mamf.
 _OPTION_BY_FINDER_OPTION = {"--cuda-device": "--device", "--output-file": "--output"}
 _SIZES_ADVICE, _LAUNCH_COUNT_ADVICE = (
-    "mamf sweep measures sizes that you choose",
-    "only mamf sweep --regime classic counts launches",
+    "use 'mamf sweep' to measure sizes that you choose",
+    "use 'mamf sweep --regime classic' to choose the number of launches",
 )
 _PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
-#: The advice in the error for an option of mamf-finder that mamf, or the command, does not have, by option.
+#: For each option of mamf-finder that mamf does not have, or not in every command: the advice in the error message.
 _ADVICE_BY_FINDER_OPTION = {
     **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _SIZES_ADVICE),
     **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
     **dict.fromkeys(("--verbose", "--no-verbose"), _PRINT_ADVICE),
-    "--search": "mamf find searches, mamf sweep measures a grid",
-    "--shapes-file": "mamf sweep --shapes takes the shapes themselves",
+    "--search": "use 'mamf find' to search, or 'mamf sweep' to measure a grid",
+    "--shapes-file": "use --shapes of 'mamf sweep' to give the shapes themselves",
     "--telemetry": "leave it out, because sensors are always read",
     "--tune": "use --budget, --precision or --quick to set how long a search takes",
 }
@@ -92,7 +92,7 @@ class CommandParser(argparse.ArgumentParser):
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
         option: argparse.Action | None = None
-        value_count, spare = 0, None
+        value_count, spare_index = 0, None
         for index, word in enumerate(words):
             if word.startswith("-") and word != "--" and not self._negative_number_matcher.match(word):
                 name, equals, _ = word.partition("=")
@@ -100,11 +100,15 @@ class CommandParser(argparse.ArgumentParser):
                 continue
             value_count += 1
             min_count, max_count = _get_value_count_range(option)
-            if value_count > max_count:  # a positional argument gets this word already
+            if value_count > max_count:  # argparse gives this word to the positional argument, so move no word
                 return list(words)
             if value_count > min_count and option and word not in (option.choices or ()):
-                spare = index
-        return list(words) if spare is None else [words[spare], *words[:spare], *words[spare + 1 :]]
+                spare_index = index
+        return (
+            list(words)
+            if spare_index is None
+            else [words[spare_index], *words[:spare_index], *words[spare_index + 1 :]]
+        )
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: object = None) -> argparse.Namespace:  # type: ignore[override]
         """Parse the words ``args``. In the result, ``given_names`` has the names of the options whose values differ
@@ -117,11 +121,11 @@ class CommandParser(argparse.ArgumentParser):
             if action.nargs in (None, "+") and getattr(options, action.dest, None) == [] != action.default:
                 parser.error(f"argument {action.option_strings[0]}: expected a value")
         options.given_names = {name for name, value in vars(options).items() if value != parser.get_default(name)}
-        if unknown:
+        if unknown := [word for word in unknown if word != "--"]:
             # For an option of mamf-finder, say what to use in mamf. For any other word, suggest the nearest option.
             name = unknown[0].partition("=")[0]
             similar_options = difflib.get_close_matches(name, parser._option_string_actions, n=1)
-            suggestion = f" (did you mean {similar_options[0]}?)" if similar_options else "; --help lists them"
+            suggestion = f" (did you mean {similar_options[0]}?)" if similar_options else "; --help lists all options"
             if not name.startswith("-"):
                 parser.error(f"unexpected argument {unknown[0]!r}: --help shows how many values each option takes")
             advice = _ADVICE_BY_FINDER_OPTION.get(name)
@@ -141,9 +145,7 @@ class CommandParser(argparse.ArgumentParser):
         print_lines(self.format_help())
 
     def format_help(self) -> str:
-        """Format the help. This also hides the rare options in this parser for good, because after printing its help a
-        parser is not used again.
-        """
+        """Format the help. Hide the rare options for good, because mamf exits after it prints the help."""
         if self.overview_text:
             return self.overview_text
         rare_actions = [
@@ -173,7 +175,9 @@ class CommandParser(argparse.ArgumentParser):
         if invalid := _INVALID_CHOICE_PATTERN.search(message):
             similar = difflib.get_close_matches(invalid[1], re.findall(r"[\w.-]+", invalid[2]), n=1)
             if "COMMAND" in message:
-                message = f"there is no command {invalid[1]!r}" + ("" if similar else "; mamf --help lists them")
+                message = f"there is no command {invalid[1]!r}" + (
+                    "" if similar else "; mamf --help lists all commands"
+                )
             message += f" (did you mean {similar[0]}?)" if similar else ""
         print_wrapped_line(f"{self.prog}: {message}", sys.stderr)
         sys.exit(self.usage_exit_code)
@@ -266,10 +270,10 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 
-def _list_entry_point_names(kind: str) -> list[str]:
-    """List the names of installed entry points in the groups ``mamf.*`` that end with ``kind``, such as ``kernels``."""
+def _list_entry_point_names(group_suffix: str) -> list[str]:
+    """List the names of installed entry points in the groups ``mamf.*`` whose names end with ``group_suffix``."""
     from importlib.metadata import entry_points
 
     points = entry_points()
-    groups = (group for group in points.groups if group.startswith("mamf.") and group.endswith(kind))
+    groups = (group for group in points.groups if group.startswith("mamf.") and group.endswith(group_suffix))
     return sorted({point.name for group in groups for point in points.select(group=group)})

@@ -40,8 +40,8 @@ _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": 
 
 
 def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
-    """Make the operation that --operation names in the unparsed words. Without this option, make the operation matmul.
-    Raises UnknownNameError if no operation has the name.
+    """Make the operation that the option --operation in ``command_words`` names, or matmul without this option. Raises
+    UnknownNameError if no operation has the name.
     """
     if name := find_option_value("--operation", command_words):
         return make_operation(name)
@@ -49,10 +49,10 @@ def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
 
 
 def find_operation_to_launch(command_words: Sequence[str]) -> AnyOperation | None:
-    """Find the operation that --operation names. Without this option, find the operation of the first unparsed word
-    that names a kernel. Return None if the words ask only for help.
+    """Find the operation to launch in ``command_words``: the operation that the option --operation names or, without
+    this option, the operation of the first word that names a kernel.
 
-    Raises UnknownNameError if no word names a kernel.
+    Return None if the words only ask for help. Raises UnknownNameError if no word names a kernel.
     """
     if find_option_value("--operation", command_words):
         return make_requested_operation(command_words)
@@ -107,7 +107,13 @@ def add_operation_options(
     for parameter in get_parameters(operation.problem_type).values():
         if parameter.name == "dtype":
             text = SHARED_OPTIONS["--dtype"].default_text if parameter.default == "bfloat16" else parameter.default
-            add_shared_options(group, "--dtype", default_text=text, nargs="+" if takes_several_values else None)
+            add_shared_options(
+                group,
+                "--dtype",
+                default_text=text,
+                nargs="+" if takes_several_values else None,
+                **({"help": f"{parameter.help} (default: {parameter.default})"} if parameter.help else {}),
+            )
         elif parameter.is_readable:
             _add_parameter_option(group, parameter, "field", takes_several_values, defaults.get(parameter.name))
     if takes_several_values:
@@ -121,8 +127,8 @@ def _add_parameter_option(
     takes_several_values: bool = False,
     default: Sequence[Any] | None = None,
 ) -> None:
-    """Add the option of one parameter of an operation. ``dest_prefix``: how the dest of the option begins, ``size`` or
-    ``field``.
+    """Add the option of one parameter of an operation. ``dest_prefix``: the beginning of the name (``dest``) that
+    argparse gives to the option, ``size`` or ``field``.
     """
     option, dest = parameter.option, f"{dest_prefix}_{parameter.name}"
     default_text = " ".join(map(str, default)) if default else parameter.default
@@ -155,7 +161,10 @@ def _add_parameter_option(
         # Read a bound as a plain number, because START may be 0, which is not a valid size.
         convert_bound = replace(parameter, parse_text=None).convert
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
-        range_help = f"sizes of {parameter.name.upper()} from START (STEP if START is 0) up to, but not including, STOP"
+        range_help = (
+            f"sizes of {parameter.name.upper()} from START up to, but not including, STOP, in steps of "
+            "STEP; START 0 begins at STEP"
+        )
         actions.append(target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **bounds))
     for action in actions:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
@@ -214,12 +223,16 @@ def _yield_given_parameters(
 ) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield the name and the values of each parameter that the options set. Raises UsageError for an empty range.
 
-    ``dest_prefix``: how the dest of each parameter's option begins, ``size`` or ``field``.
+    ``dest_prefix``: the beginning of the name (``dest``) that argparse gives to the option of each parameter, ``size``
+    or ``field``.
     """
     for parameter in parameters:
         dest = f"{dest_prefix}_{parameter.name}"
         bounds = getattr(options, f"{dest}_range", None)
-        values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        try:
+            values = parse_range(*bounds) if bounds else getattr(options, dest, None)
+        except UsageError as error:
+            raise UsageError(f"{parameter.option}-range: {error}") from None
         if parameter.value_type is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
@@ -240,12 +253,17 @@ def parse_field_texts(
         require_known_names((f"field of {operation.name}", name, parameters_by_name))
         if not equals or name in values_by_field:
             raise UsageError(
-                f"--set {text}: " + (f"{name} is set twice; leave one value out" if equals else f"write {name}=VALUE")
+                f"--set {text}: "
+                + (
+                    f"{name} is set twice; leave one value out"
+                    if equals
+                    else f"{name} has no value; write {name}=VALUE"
+                )
             )
         try:
             values_by_field[name] = [parameters_by_name[name].parse(value) for value in values.split(",")]
         except UsageError as error:
-            raise UsageError(f"field {name} of {operation.name}: {error}") from None
+            raise UsageError(f"cannot set field {name} of {operation.name}: {error}") from None
     return values_by_field
 
 
@@ -274,9 +292,10 @@ def make_plan(
     kernel_names: Sequence[str],
     sweep_options: Any = None,
 ) -> Plan:
-    """Make the plan of a request. An option whose dest is the name of a field of Plan sets that field.
+    """Make the plan of a request. An option that argparse stores under the name of a field of Plan sets this field.
 
-    ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: SweepOptions, or None.
+    ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: the SweepOptions of a sweep
+    with one matmul kernel, or None for any other plan.
     """
     labels = request.make_labeled_shapes(backend)
     plan_fields = {

@@ -1,4 +1,4 @@
-"""Show progress on stderr: how many shapes are finished, the remaining time and the best row. Show nothing if stderr is
+"""Show progress on stderr: the number of measured rows, the remaining time and the best row. Show nothing if stderr is
 not a terminal.
 """
 
@@ -52,7 +52,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             listener(text)
 
     def add_row(self, row: Measurement) -> None:
-        """Count a measured row, and show the best row of its regime so far."""
+        """Count a measured row, and show the best row so far in the regime of this row."""
         for listener in _PHASE_LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
         best = self._best_rows.get(row.regime)
@@ -78,12 +78,12 @@ class PhaseLines(AbstractContextManager["PhaseLines"]):
                 total=0,
                 bar_format="{desc}",
                 desc=f"device {device}",
-                position=place,
+                position=position,
                 file=sys.stderr,
                 disable=None,
                 leave=False,
             )
-            for place, device in enumerate(devices)
+            for position, device in enumerate(devices)
         }
 
     def show_phases(self, phases: Mapping[int, str]) -> None:

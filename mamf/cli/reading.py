@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mamf.ceilings.roof import Roofs
     from mamf.logs.run_log import ReadProgressCallback, RunLog
 
-_READ_TIMEOUT_SECONDS = 30.0
+_DOWNLOAD_TIMEOUT_SECONDS = 30.0
 
 
 def read_log(*paths: Path) -> RunLog:
@@ -65,14 +65,17 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[ReadProgressCallbac
 def yield_local_file(path: Path | str) -> Iterator[Path]:
     """Yield the path itself if it is a file or folder, or the path of a temporary copy of a pipe or an https address.
 
-    A pipe is copied because it can be read only once. Raises RunLogError if the content is too long or cannot be read.
+    A pipe is copied because it can be read only once. Raises RunLogError if the path does not exist, or if the content
+    is too long or cannot be read.
     """
     import urllib.request  # import urllib only here, so that --help stays fast
     from http.client import HTTPException
 
     address, path = str(path), Path(path)
     is_address = "://" in address
-    if not is_address and (path.is_file() or path.is_dir() or not path.exists()):
+    if not is_address and not path.exists():
+        raise RunLogError(f"cannot read {path}: No such file or directory")
+    if not is_address and (path.is_file() or path.is_dir()):
         yield path
         return
     if is_address and not address.startswith("https://"):
@@ -80,7 +83,9 @@ def yield_local_file(path: Path | str) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         copy = Path(folder, path.name.partition("?")[0])
         try:
-            source = urllib.request.urlopen(address, timeout=_READ_TIMEOUT_SECONDS) if is_address else path.open("rb")
+            source = (
+                urllib.request.urlopen(address, timeout=_DOWNLOAD_TIMEOUT_SECONDS) if is_address else path.open("rb")
+            )
             with source as stream, copy.open("wb") as file:
                 for piece in iter(lambda: stream.read(1 << 20), b""):
                     if file.write(piece) and file.tell() > MAX_LOG_BYTES:

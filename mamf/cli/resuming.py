@@ -1,7 +1,7 @@
 """Resume a run with the plan of its log.
 
-``--resume LOG`` without other options uses the plan of the log. If other options describe a plan too, it must equal the
-plan of the log. The budget, the notes, the devices and the options of the report may differ, because they do not affect
+``--resume LOG`` without other options uses the plan of the log. If other options describe a plan too, the two plans
+must be equal. The budget, the notes, the devices and the options of the report may differ, because they do not affect
 the measured figures.
 """
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mamf.logs.run_log import RunLog
     from mamf.logs.writer import RunLogWriter
 
-#: Options that do not belong to the plan of a run, or that other code compares with the resumed log. They may be given
-#: together with --resume; any other option must agree with the plan in the log.
+#: The options that need not agree with the plan in the log of --resume: other code compares them with the log, or, for
+#: the sets that follow, they do not belong to a plan.
 _OPTIONS_COMPARED_ELSEWHERE = {
     "backend",
     "ceiling",
@@ -52,8 +52,8 @@ _OPTION_BY_FIELD = {
     "warmup_launches": "num-warmup-iterations",
     "timed_launches": "num-iterations",
 }
-#: Fields of a plan that this module does not compare with the options: they may differ in a resumed run, follow from
-#: other fields, or are compared by other code.
+#: Fields of a plan that this module does not compare with the options, because they may differ in a resumed run, depend
+#: on other fields, or are compared by other code.
 _FIELDS_NOT_COMPARED = {
     "kind",
     "operation",
@@ -114,7 +114,8 @@ def report_run_to_watcher(
 ) -> None:
     """Tell the watching process where the log is and, before each launch, which row to append if the launch crashes.
 
-    ``logged_rows``: the rows that the log has so far. A row whose launch ended a process is not launched again.
+    ``logged_rows``: the rows that the log has so far. mamf does not launch a row again if its launch ended an earlier
+    process.
     """
     from mamf.engine.runner import get_crash_record
 
@@ -246,7 +247,7 @@ def format_option_value(value: object) -> str:
 def require_same_kernels(
     options: argparse.Namespace, logged_names: Sequence[str], requested_names: Iterable[str]
 ) -> None:
-    """Raise LogMismatchError unless the requested kernels are those of the log. Their order is ignored."""
+    """Raise LogMismatchError if the requested kernels are not the kernels of the log, in any order."""
     logged_kernels, requested_kernels = frozenset(logged_names), frozenset(requested_names)
     if logged_kernels != requested_kernels:
         raise make_contradiction_error(options, "kernel", logged_kernels, requested_kernels)
@@ -280,7 +281,7 @@ def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
 def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
     """Raise LogMismatchError if the log names a ``package.module:Class`` that the command line does not name.
 
-    A log may come from a stranger, so mamf never imports code only because a log names it.
+    mamf never imports a class just because a log names this class, because a stranger may have written the log.
     """
     plan = log.plan
     names_by_option: Mapping[str, Sequence[str]] = {

@@ -136,7 +136,7 @@ class Session:
             list(self.resumed_log.rows_kept_on_resume) if self.resumed_log else [],
             make_run_strategy=self.make_strategy,
             log_path=options.output or default_path,
-            may_add_number=not options.output,  # number the name, because another run may start in the same second
+            may_add_number_to_name=not options.output,  # another run may start in the same second
             resumed_log=resumed,
             command=quote_command_line(),
             notes=options.notes,
@@ -158,7 +158,7 @@ class Session:
             return self.make_new_plan().make_plan_of_rank(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
             require_same_plan(self.options, logged_plan, self.make_plan_to_compare(logged_plan))
-        # Use the budget in the log for the resumed run too, if the budget affects the ceilings or ends the run.
+        # Keep the budget of the log for kinds of runs whose ceilings depend on it, and for kinds that only it ends.
         logged_budget_seconds = logged_plan.budget_seconds if logged_plan.kind in (FIND, ROOFLINE, VERIFY) else None
         return replace(
             logged_plan,
@@ -254,7 +254,7 @@ class Session:
         if self.options.dry_run:
             self.print_plan()
             return 0
-        # Check the tier too: a run that was killed after its last row must still write its summary.
+        # If a run was killed after its last row, its log has all rows but is not complete: write the summary now.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             return self.choose_exit_code(self.print_report(self.resumed_log))
         exit_code, run = self._measure_rows(), self.measured_run

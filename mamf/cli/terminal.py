@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from mamf.backend import Backend
 from mamf.errors import (
-    MAX_SILENT_SECONDS,
+    MAX_SECONDS_WITHOUT_REPORT,
     REPORT_FORMATS,
     UsageError,
     parse_digits,
@@ -64,8 +64,8 @@ def reserve_stdout_for_reports() -> None:
 
 @contextlib.contextmanager
 def redirect_reports(stream: TextIO) -> Iterator[None]:
-    """Print reports to ``stream`` instead of stdout while the context is open, so that a command can keep the report of
-    another command that it runs.
+    """Print reports to ``stream`` instead of stdout while the context is open, so that a command can redirect the
+    report of another command that it runs.
     """
     _REPORT_STREAMS.insert(0, stream)
     try:
@@ -92,9 +92,11 @@ def warn(line: str) -> None:
         print_wrapped_line(f"mamf: {line}", sys.stderr)
 
 
-def print_wrapped_line(line: str, stream: TextIO) -> None:
-    """Print a line to ``stream``, and break it at blanks if it is wider than the terminal."""
-    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream))}\n", stream)
+def print_wrapped_line(line: str, stream: TextIO, indent: int = 4) -> None:
+    """Print a line to ``stream``. If it is wider than the terminal, break it at spaces and begin each further line with
+    ``indent`` spaces.
+    """
+    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream), indent)}\n", stream)
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
@@ -102,8 +104,11 @@ def _write_to_stream(text: str, stream: TextIO) -> None:
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
         text = _COLORED_TEXT.sub(lambda match: f"\x1b[{(match.lastgroup or 'b0')[1:]}m{match[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
-    # Write characters that the stream's encoding lacks as escapes, because print would raise an error for them.
-    print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
+    # Hide progress bars while the text is printed. Without tqdm there are none; to import it here would slow --help.
+    tqdm = sys.modules.get("tqdm")
+    with tqdm.tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
+        # Write characters that the stream's encoding lacks as escapes, because print would raise an error for them.
+        print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
 def find_terminal_columns(stream: TextIO | None = None) -> int | None:
@@ -197,7 +202,7 @@ _SWITCH_KEYWORDS = {"action": "store_true"}
 _FILE_KEYWORDS, _FOLDER_KEYWORDS = {"type": Path, "metavar": "FILE"}, {"type": Path, "metavar": "FOLDER"}
 SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--anyway": SharedOption(
-        "use figures even if they are from another device or other settings; the report warns of this",
+        "accept figures that were measured on another device or with other settings; the report then has a warning",
         "",
         _SWITCH_KEYWORDS,
     ),
@@ -206,12 +211,13 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         "auto, the first accelerator",
     ),
     "--budget": SharedOption(
-        "time limit of the run, such as 90s or 5m; the first measurement always completes",
+        "time limit of the run, such as 90s or 5m; the first measurement always completes, and a measurement that "
+        "takes long to prepare can exceed the limit",
         "none",
         {"type": parse_duration, "metavar": "TIME"},
     ),
     "--ceiling": SharedOption(
-        "logs of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from",
+        "logs of 'mamf find' or 'mamf roofline' that contain the ceilings (the highest rates of the device)",
         "",
         {"type": Path, "nargs": "+", "metavar": "LOG"},
     ),
@@ -223,13 +229,13 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--dry-run": SharedOption("print what mamf would measure or write, then stop", "", _SWITCH_KEYWORDS),
     "--dtype": SharedOption(
-        "dtype of the operands: bfloat16, float16, float32, tf32, float64, fp8, float8_e5m2, int8, or a scaled format "
-        "such as fp8_rowwise, mxfp8 or nvfp4",
+        "dtype of the operands, if the kernel supports it: bfloat16, float16, float32, tf32, float64, fp8, "
+        "float8_e5m2, int8, or a scaled format such as fp8_rowwise, mxfp8 or nvfp4",
         "bfloat16, or float16 if the device lacks it",
         {"nargs": "+"},
     ),
     "--format": SharedOption("format of the report", "table", {"choices": REPORT_FORMATS, "default": "table"}),
-    "--from": SharedOption("report on the logs in these folders instead of measuring", "", _FOLDER_KEYWORDS),
+    "--from": SharedOption("folders with existing logs to report on, instead of measuring", "", _FOLDER_KEYWORDS),
     "--isolate": SharedOption(
         "check results in a separate process that the kernel cannot tamper with",
         "only for kernels given as package.module:Class",
@@ -266,7 +272,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--patience": SharedOption(
         "time without progress after which a device counts as hung, such as 10m",
         "5m",
-        {"type": parse_duration, "default": MAX_SILENT_SECONDS, "metavar": "TIME"},
+        {"type": parse_duration, "default": MAX_SECONDS_WITHOUT_REPORT, "metavar": "TIME"},
     ),
     "--picture": SharedOption("picture file to write, .png or .svg", "none", _FILE_KEYWORDS),
     "--precision": SharedOption(
@@ -275,7 +281,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_share, "metavar": "SHARE"},
     ),
     "--regime": SharedOption(
-        "type of load; burst: short trains of launches with rests; sustained: load until clock and power settle",
+        "type of load; burst: a few launches, then a rest, repeatedly; sustained: launches without pauses, measured "
+        "after clock and power have settled",
         "burst",
         {"choices": CEILING_REGIMES, "nargs": "+"},
     ),
@@ -382,8 +389,8 @@ def add_measuring_options(
     group.add_argument(
         "--clock",
         choices=CLOCK_CHOICES,
-        help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles used "
-        "(default: best, the best row of each shape or problem)",
+        help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles "
+        "used; best: rows that are faster than all earlier rows of their shape or problem (default: best)",
     )
     return group
 

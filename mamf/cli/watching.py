@@ -1,8 +1,8 @@
 """Keep every measured row in the log of a run that is interrupted or that crashes.
 
 SIGINT, SIGTERM or SIGHUP becomes one KeyboardInterrupt, never while a record is written. A second signal ends the
-process at once. A process may receive one event several times: from the terminal or a batch system, and again from the
-watching process.
+process at once. If a process receives one signal several times within a short time (from the terminal or a batch
+system, and again from the watching process), the repetitions do not count as a second signal.
 
 Because of the watching process, a kernel that crashes costs only its own row. This process forks before it imports
 anything large, and waits. Its child measures, and keeps the row that it is measuring in shared memory. If a signal such
@@ -44,7 +44,8 @@ FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, INTERRUPTED_EXIT_CODE = 1, 3, 130
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
 }
-#: A signal within this time after the first one counts as a repetition of it, not as a second request of the user.
+#: A signal that arrives within this time after the first signal counts as its repetition, not as a second request of
+#: the user.
 _MAX_REPEATED_SIGNAL_SECONDS = 0.3
 
 
@@ -236,7 +237,7 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
         return
     global CRASH_STATE
     crash_state, parent_pid = SharedCrashState(), os.getpid()
-    gc.freeze()  # otherwise a garbage collection in the child would copy every page
+    gc.freeze()  # otherwise garbage collection in the child would write to, and so copy, every shared page
     signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED_SIGNALS)
     while True:
         child_pid = os.fork()

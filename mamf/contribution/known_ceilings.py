@@ -106,9 +106,12 @@ def peak(
     }
     known = _get_first_rate(find() for kind, find in finders.items() if source in (None, kind))
     if known is None:
+        other = next(each for each in CEILING_REGIMES if each != regime)
+        is_other_known = not source and _find_measured_ceiling(backend, dtype, other)
         raise UnavailableError(
-            f"no {dtype} peak is known for {info.name}: neither a contributed ceiling nor a datasheet figure exists; "
-            f"measure a ceiling: {_format_find_command(dtype)}"
+            f"no {dtype} peak is known for {info.name} in {regime}"
+            f"{f', only in {other} (--regime {other})' if is_other_known else ''}: neither a contributed ceiling nor a "
+            f"datasheet figure exists; measure a ceiling: {_format_find_command(dtype)}"
         )
     return known
 

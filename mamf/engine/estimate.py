@@ -29,8 +29,8 @@ from mamf.peaks import find_contributed_rates
 from mamf.plans import BURST, Plan, StepKey
 
 #: The sizes (M = N = K) of the smallest and the largest matmul that ``measure_matmul_flops`` launches, and of the
-#: smallest one on a CPU. A CPU emulates some dtypes, so a matmul that takes 1 ms on an accelerator may take a minute on
-#: a CPU.
+#: smallest matmul that it launches on a CPU. The size on a CPU is small because a CPU emulates some dtypes: a matmul
+#: that takes 1 ms on an accelerator may take a minute on a CPU.
 MIN_PROBE_SIZE, _MAX_PROBE_SIZE, _MIN_PROBE_SIZE_ON_CPU = 1024, 8192, 128
 _MIN_PROBE_LAUNCH_SECONDS = 0.001
 # If a matmul below MIN_PROBE_SIZE takes this many seconds, do not launch a larger one, which would take far longer.
@@ -57,7 +57,10 @@ def measure_matmul_flops(
                 shape = MatmulShape(size, size, size)
                 seconds = _time_prepared_launch(kernel.prepare(backend, problem, shape, pool), backend)
                 if not seconds > 0:
-                    raise PluginError(f"backend {backend.name} is broken: its timer reports {seconds:g} s for a matmul")
+                    raise PluginError(
+                        f"backend {backend.name} is broken: compute_seconds_between returned {seconds:g} s for a "
+                        "matmul, but must return more than 0 s"
+                    )
                 flops = shape.flop / seconds
                 min_seconds = _MIN_PROBE_LAUNCH_SECONDS if size >= MIN_PROBE_SIZE else _MAX_SMALL_MATMUL_SECONDS
                 if seconds >= min_seconds or size >= max_size:
@@ -89,9 +92,9 @@ def choose_working_kernels(
     If ``kernel_names`` is None, leave out, with a warning, all kernels before the first one that works. In a quick
     search, also leave out kernels that must be compiled and were never the fastest on cards of this model in results/.
 
-    If no kernel works and the first kernel does not support the problem, return only the first kernel, so that its row
-    of the log says why. Raises DeviceError if no kernel works for another reason, and whatever
-    ``choose_search_kernels`` raises.
+    If no kernel works and the first kernel does not support the problem, return only the first kernel, so that the log
+    gets a row that says why the kernel does not support it. Raises DeviceError if no kernel works for another reason,
+    and whatever ``choose_search_kernels`` raises.
     """
     if kernel_names is not None:
         return choose_search_kernels(backend, problem, kernel_names)
@@ -143,8 +146,8 @@ def estimate_run_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend,
 
 
 def compute_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
-    """Return the longest time, in seconds, that timed launches for ``steps`` can take. Preparing and verifying the
-    kernels takes additional time.
+    """Return the longest time, in seconds, that the timed launches of ``steps`` can take. The time to prepare and
+    verify the kernels is not included.
     """
     rows = [get_regime_class(regime) for regime, *_ in steps]
     warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))

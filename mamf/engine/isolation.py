@@ -24,10 +24,10 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class IsolatedChecker:
-    """A checker that lets a fresh process verify the kernels of one device. It keeps the process for later checks, and
-    remembers the answers of the process.
+    """A checker that lets a fresh process verify the kernels that run on one device. The checker uses one process for
+    all checks, and remembers the answers of this process.
 
-    ``checks_all_kernels``: True to check every kernel, False to check none, None to check those loaded by path.
+    ``checks_all_kernels``: True to check every kernel, False to check none, None to check kernels loaded by path.
     """
 
     checks_all_kernels: bool | None = None
@@ -78,7 +78,8 @@ class IsolatedChecker:
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
             pool.release_buffers()
-            # If no complete answer arrived, for example after Ctrl-C, the process's pipe may contain part of a message.
+            # If no complete answer arrived, for example after Ctrl-C, end the process, because its pipe may contain a
+            # part of an answer.
             if not is_whole:
                 process.kill()
             self._checking_process = process if is_whole else None

@@ -25,10 +25,10 @@ DeviceKernelFinder = Callable[[Callable[[], object]], Sequence[str]]
 class ProfiledLaunches:
     """The result of launching a kernel within a profiler's window.
 
-    - ``launch_seconds``: device seconds of each launch in the window, between the events around it.
+    - ``launch_seconds``: the device seconds of each launch in the window, from the events around the launch.
     - ``preparation_seconds``: host time before the window, including compilation, tuning and the first launch.
     - ``worst_verdict``: how far the worst verified output is from its reference; None if nothing was verified.
-    - ``device_kernel_names``: the names of the kernels that a launch ran on the device; None if mamf did not look.
+    - ``device_kernel_names``: the names of the kernels that a launch ran on the device; None if not requested.
     - ``is_deterministic``: True if all repeated launches gave equal bits; None if unknown.
     """
 
@@ -49,11 +49,12 @@ def launch_in_profiler_window(
     find_device_kernels: DeviceKernelFinder | None = None,
     repeat_count: int = 0,
 ) -> ProfiledLaunches:
-    """Prepare the kernel, verify a launch, launch ``launch_count`` times within the profiler's window, verify again.
+    """Prepare the kernel and verify a launch. Then launch ``launch_count`` times within the profiler's window, verify
+    the last launch, and return the times and the verdict.
 
     - ``must_verify``: False to skip the verifications before and after the window.
-    - ``find_device_kernels``: called with one more launch after the window, to find the kernels that the launch runs on
-      the device.
+    - ``find_device_kernels``: called after the window, with one more launch, to find which kernels a launch runs on the
+      device.
     - ``repeat_count``: the number of launches after the window whose results are compared with one another, to find
       out whether the kernel is deterministic.
 

@@ -42,20 +42,20 @@ class ClockPolicy:
 
     @classmethod
     def make_from_plan(cls, plan: Plan) -> ClockPolicy:
-        """Return the rule that the option ``clock`` of a plan names. But if the rows of the plan will be compared with
-        rows of other runs, return a rule that measures the clock of every row instead of the fastest rows only.
+        """Return the rule that the option ``clock`` of a plan names. But if the option is BEST_CLOCK and the rows of
+        the plan will be compared with rows of other runs, return the rule for ALL_CLOCKS.
         """
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
 
     def should_measure_clock(self, phase: str, regime: str, problem: Any, shape: Any, kernel: str, rate: float) -> bool:
         """Return whether to measure the true clock for a new row with this ``rate`` (FLOP/s), and remember the rate to
-        compare later rows with it. The result is False for rows of a ``phase`` of a search that only chooses which
-        shapes to confirm.
+        compare later rows with it. Return False in a ``phase`` of a search that only chooses the shapes to confirm.
         """
         if self.clock_mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return False
-        # In the confirming phase of a search, any candidate may get the highest median, so measure the clock of each.
+        # In the confirming phase of a search, any shape and kernel may get the highest median, so measure the clock of
+        # each of them.
         shape_key = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         group_key = (regime, problem, *shape_key)
         best_rate = self._best_rate_by_group.get(group_key, 0.0)
@@ -63,7 +63,8 @@ class ClockPolicy:
         return rate > best_rate or self.clock_mode == ALL_CLOCKS
 
 
-#: The number of launches whose shortest time shows whether a launch is too long for the regime burst.
+#: The number of launches to time before mamf decides that a launch is too long for the regime burst. The shortest of
+#: these launches decides.
 _LAUNCHES_PER_TIME_ESTIMATE = 3
 
 
@@ -83,7 +84,8 @@ def measure_row(
 
     - ``operand_pool``: the buffers of the operands, which rows of a run share.
     - ``max_possible_rate``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
-    - ``should_measure_clock``: takes the row's rate in FLOP/s, and returns whether to measure the true clock too.
+    - ``should_measure_clock``: a function that takes the row's rate in FLOP/s, and returns whether to measure the true
+      clock of the compute units too.
     """
     run = _RowMeasurement(
         kernel, problem, shape, regime, operand_pool, stopping_rule, max_possible_rate, should_measure_clock
@@ -93,7 +95,7 @@ def measure_row(
         return run.measure_row()
     except WrongResultError as error:
         return run.make_row("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
-    except get_catchable_plugin_errors() as error:  # Whatever a vendor's library raises becomes the status of the row.
+    except get_catchable_plugin_errors() as error:  # Any error of a vendor's library becomes the status.
         status, reason = classify_error(error, kernel, backend)
     # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
     if status == "out_of_memory":
@@ -103,8 +105,8 @@ def measure_row(
 
 
 def classify_error(error: BaseException, kernel: AnyKernel, backend: Backend) -> tuple[MeasurementStatus, str]:
-    """Return the status and the reason of a row whose measurement raised ``error``. If the kernel or the backend raises
-    another error when asked about ``error``, the reason describes that other error.
+    """Return the status and the reason of a row whose measurement raised ``error``. The kernel and the backend classify
+    ``error``. If they raise another error, the status is ``failed`` and the reason describes the other error.
     """
     try:
         if isinstance(error, UnsupportedError) or (isinstance(error, Exception) and kernel.is_refusal(error)):
@@ -231,8 +233,8 @@ class _RowMeasurement:
 def build_row_from_samples(
     kernel: AnyKernel, problem: Any, shape: Any, regime: Regime, samples: Samples, verdict: Verdict
 ) -> Measurement:
-    """Build a row of the log from samples that the caller took without the regime's loop. ``verdict``: how far the
-    worst verified output is from its reference.
+    """Build a row of the log from samples that the caller took itself, without ``Regime.take_samples``. ``verdict``:
+    how far the worst verified output is from its reference.
     """
     limit = compute_max_possible_rate(kernel, regime.backend.info, problem, shape)
     return _RowMeasurement(kernel, problem, shape, regime, None, StoppingRule(), limit).make_row_from_samples(
@@ -250,9 +252,9 @@ def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any,
 
 def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
     """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
-    run must measure the row again. A row of the regime sustained was cut short if its launches took less time than a
-    visit should take; a row of another regime, if it has too few samples. A row is complete if only its verification
-    ended after ``deadline``.
+    run must measure the row again. In the regime sustained, a row was cut short if all its launches together took less
+    time than one measurement in this regime must take. In other regimes, a row was cut short if it has too few samples.
+    If only the verification of a row ended after ``deadline``, the row is complete.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False
@@ -265,7 +267,7 @@ def measure_launch_bytes(backend: Backend, checked: CheckedKernel, problem: Any,
     """Measure the bytes of device memory that one launch needs: operands, saved tensors and what the launch allocates.
     Other memory of the process does not count. Return None if the backend does not report memory.
     """
-    checked.poison_outputs()  # Release what earlier launches returned.
+    checked.poison_outputs()  # This also releases the outputs that earlier launches returned.
     before = backend.read_allocated_memory_bytes()
     if before is None:
         return None

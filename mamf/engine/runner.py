@@ -40,7 +40,7 @@ from mamf.plugins.contracts import convert_plugin_errors
 
 #: A kernel that has crashed the process this many times is not launched again.
 _MAX_CRASHES_PER_KERNEL = 3
-#: The name by which the user requested a kernel, and the kernel.
+#: A pair of the name by which the user requested a kernel, and this kernel.
 NamedKernel = tuple[str, AnyKernel]
 
 
@@ -82,8 +82,8 @@ class Step(NamedTuple):
     - ``stopping_rule``: when to stop taking samples. The rule has no deadline; the runner adds one, the end of the
       run's budget.
     - ``phase``, ``round``, ``is_reference``: fields of the row (see Measurement).
-    - ``is_reported``: True if the runner yields the row to the log; False if the strategy adds something to the row and
-      then yields the row itself.
+    - ``is_reported``: True if the runner yields the row to the log; False if the strategy completes the row and yields
+      it to the log itself.
     """
 
     kernel: AnyKernel
@@ -139,8 +139,8 @@ class Runner:
                 row = None
                 if isinstance(next_item, Measurement):
                     yield next_item
-                # The next row of the interrupted run answers any step of that row's phase, even if the step asks for
-                # another shape or kernel.
+                # If the next row of the interrupted run belongs to the phase of this step, it answers the step, even if
+                # the step asks for another shape or kernel.
                 elif self._unused_rows and self._unused_rows[0].phase == next_item.phase:
                     row = self._unused_rows.popleft()
                 else:
@@ -179,9 +179,9 @@ class Runner:
         is_required: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Return whether a phase of a search has another step. Once no rows of an interrupted run remain, the time
-        decides. Until then, the next of these rows decides: if it belongs to another phase, the interrupted run ended
-        this phase here.
+        """Return whether a phase of a search has another step: True until ``end_time``. But while rows of an
+        interrupted run remain, return whether the next of these rows belongs to the phase, so that the phase ends
+        where the interrupted run ended it.
 
         - ``end_time``: the backend time (``Backend.now``) at which the phase ends.
         - ``round_number``: the number of the phase's round; 0 if the phase has no rounds.
@@ -260,9 +260,9 @@ class Runner:
         kernel, problem = step.kernel, step.problem
         require_positive_work(problem, step.shape)
         limit = compute_max_possible_rate(kernel, self.backend.info, problem, step.shape)
-        # The first row has no deadline. Otherwise a run with a very short budget would never complete the row, however
-        # often the run is resumed. A measurement of fixed length has no deadline either, because a part of it is
-        # useless.
+        # The first row has no deadline. Otherwise a run with a very short budget would never complete the row, even if
+        # the user resumes the run many times. A measurement of fixed length has no deadline either, because a shorter
+        # measurement is useless.
         deadline = self.deadline if self._has_measured_row and not step.regime.fixed_visit_seconds else None
         rule = replace(step.stopping_rule, deadline=deadline)
         failed, crashes = make_failed_row(step), get_crash_record(self.backend)
@@ -295,7 +295,9 @@ class Runner:
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
 
     def _require_answering_device(self, failed_row: Measurement) -> None:
-        """Raise DeviceLostError if the device no longer answers. ``failed_row``: the row that the log then gets."""
+        """Raise DeviceLostError if the device no longer answers. ``failed_row``: the row that the error passes to the
+        log.
+        """
         try:
             self.backend.synchronize()
             self.backend.wait_for_mark(self.backend.record_mark())
@@ -330,8 +332,8 @@ class RunSetup:
 
     @property
     def remaining_steps(self) -> list[StepKey]:
-        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. A step has
-        the name by which the user requested its kernel.
+        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. Each step
+        contains the name by which the user requested its kernel.
         """
         return self.plan.list_steps(self.row_by_step)
 
@@ -342,7 +344,7 @@ class RunSetup:
         rows = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
-                library = row.kernel.partition("[")[0]  # Drop the name of an algorithm, which may follow in brackets.
+                library = row.kernel.partition("[")[0]  # Drop the name of the algorithm, if it follows in brackets.
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
                 rows[row.step._replace(kernel=name)] = row
         return rows
@@ -404,7 +406,7 @@ class PlanStrategy(ABC):
 
 
 def make_failed_row(step: Step) -> Measurement:
-    """Return a row with the status ``failed`` and no reason for a step. The caller adds the reason."""
+    """Return a row for a step that failed. The caller adds the reason to the row."""
     kernel, regime = step.kernel.name, step.regime
     return Measurement(
         step.shape,
@@ -420,8 +422,8 @@ def make_failed_row(step: Step) -> Measurement:
 
 
 def require_positive_work(problem: Problem, shape: Any) -> None:
-    """Raise PluginError if the problem's operation counts no FLOP and bytes for a shape, because a row of that shape
-    would have no rate.
+    """Raise PluginError if the problem's operation reports no positive number of FLOP or bytes for a launch of a shape,
+    because a row of that shape would have no rate.
     """
     label = f"operation {problem.operation}"
     with convert_plugin_errors(label, f"the work of {shape}"):

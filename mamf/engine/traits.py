@@ -27,18 +27,19 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 Launch = Callable[[], object]
 _MATMUL_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
-# The host hardly affects the time of a launch of _MIN_LAUNCH_SECONDS. Cache flushes of _LEAD_BYTES each, which keep the
-# device busy for _LEAD_SECONDS, put the host ahead of the device.
-_MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_BYTES = 0.0005, 0.001, 256 * MIB
+# Launches should take at least _MIN_LAUNCH_SECONDS, so that the host hardly affects their time. Cache flushes of
+# _LEAD_FLUSH_BYTES each, which keep the device busy for _LEAD_SECONDS, let the host queue launches ahead of the device.
+_MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_FLUSH_BYTES = 0.0005, 0.001, 256 * MIB
 _WAKE_UP_REST_SECONDS, _WAKE_UP_ROUND_COUNT, _WAKE_UP_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
-# A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later ones. Load has slowed it if
-# launches take more than _MIN_SLOWED_RATIO times as long as the first ones. It has recovered if launches take at most
-# _MAX_RECOVERED_RATIO times as long as the first ones. It has settled if launch times differ by at most the share
-# _MAX_SETTLED_DEVIATION.
+# A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later launches. Load has slowed the
+# device if launches take more than _MIN_SLOWED_RATIO times as long as at the start of the load. The device has
+# recovered if launches take at most _MAX_RECOVERED_RATIO times as long as at the start. The device has settled if
+# launch times differ by at most the share _MAX_SETTLED_DEVIATION.
 _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
-# The trains of burst (launches between two rests) may take a quarter of the time after which the power controller
-# reacts to load. A device has recovered if it keeps its initial speed for three quarters of that time.
+# The trains of burst (launches between two rests) may take a quarter of the power controller's reaction time, which is
+# the load time until launches become slower. A device has recovered if it keeps its initial speed for three quarters of
+# the reaction time.
 _TRAIN_SHARE_OF_REACTION, _RECOVERY_SHARE_OF_REACTION, _MIN_TRAIN_SECONDS, _MAX_TRAIN_SECONDS = 0.25, 0.75, 0.001, 0.1
 # The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZE_COUNT of
 # these sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which are in memory.
@@ -63,9 +64,9 @@ _TRAITS_BY_DEVICE: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
 def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
-    """Measure the traits of a device if its backend only assumes them, once per process. Store the traits in the
-    backend, and return them in words (nothing if the backend knows them). If the measurement fails, keep the assumed
-    traits; a remark in each row says so. ``on_start``: called with a message before the measurement.
+    """Measure the traits of a device once per process, if its backend only assumes them. Store the traits in the
+    backend, and return descriptions of them; return nothing if the backend knows the traits. If the measurement fails,
+    keep the assumed traits, and add a remark to each row. ``on_start``: called with a message before the measurement.
     """
     if ASSUMED_TRAITS_REMARK not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
@@ -78,7 +79,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
         )
         try:
             _TRAITS_BY_DEVICE[key] = measure_traits(backend)
-        except get_catchable_plugin_errors() as error:  # Catch whatever a vendor's library raises.
+        except get_catchable_plugin_errors() as error:  # Catch any error of a vendor's library.
             remark = (
                 f"mamf uses default rest times between launches, because measuring them failed: {describe_error(error)}"
             )
@@ -92,11 +93,11 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
 
 
 def measure_traits(backend: Backend) -> MeasuredTraits:
-    """Measure the traits of a device by launching its default matmul and copies. Raise any error of these launches."""
+    """Measure the traits of a device by launching its default matmul and copies. Raises any error of these launches."""
     cache = backend.info.cache_bytes or measure_cache_bytes(backend)
     with _prepare_matmul_launch(backend) as launch, pause_garbage_collection():
         probe = _TraitProbe(backend, launch)
-        wake_up, reaction = probe.measure_wake_up(), probe.measure_reaction()
+        wake_up, reaction = probe.measure_wake_up(), probe.measure_load_reaction()
         recovery_seconds = (
             None
             if reaction.seconds_until_slower is None
@@ -256,13 +257,13 @@ class _TraitProbe:
     def __init__(self, backend: Backend, launch: Launch) -> None:
         self.backend, self.launch = backend, launch
         self.launch_seconds = _measure_launch_seconds(backend, launch, 10)
-        self.flush_seconds = _measure_launch_seconds(backend, lambda: backend.flush_cache(_LEAD_BYTES), 5)
+        self.flush_seconds = _measure_launch_seconds(backend, lambda: backend.flush_cache(_LEAD_FLUSH_BYTES), 5)
         self.wake_seconds = 0.0
 
     def queue_flushes_ahead(self) -> None:
         """Queue cache flushes so that the device wakes up and the host gets ahead of it, as the burst regime does."""
         for _ in range(1 + int(max(_LEAD_SECONDS, self.wake_seconds) / self.flush_seconds)):
-            self.backend.flush_cache(_LEAD_BYTES)
+            self.backend.flush_cache(_LEAD_FLUSH_BYTES)
 
     def measure_wake_up(self) -> WakeUp:
         """Return the largest slowdown and the longest wake-up after rests of different lengths. For each length, rest
@@ -301,7 +302,7 @@ class _TraitProbe:
         backend.synchronize()
         return [backend.compute_seconds_between(start, end) for start, end in itertools.pairwise(marks)]
 
-    def measure_reaction(self) -> LoadReaction:
+    def measure_load_reaction(self) -> LoadReaction:
         """Rest the device, then load it for _LOAD_SECONDS, and return how the time of a launch changes."""
         self.backend.sleep(_RECOVERY_REST_SECONDS[-1])
         ends, launch_seconds = self._load_and_time_blocks(_LOAD_SECONDS)

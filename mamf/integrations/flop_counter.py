@@ -21,9 +21,9 @@ def count_flops(step: Callable[[], object]) -> float:
     """Run ``step`` and return the FLOP of its matmuls: forward and, if it calls ``backward``, backward too.
 
     The count comes from torch.utils.flop_counter, which knows torch's own operations only. It misses custom kernels
-    (Triton, flash-attn), flex attention, graph replays, recurrent layers and matrix-vector products. It counts the
-    whole square of causal attention, and everything that is recomputed. Matmuls of an optimizer are left out. The
-    result is NaN if torch failed to count an operation.
+    (Triton, flash-attn), flex attention, graph replays, recurrent layers and matrix-vector products. It includes the
+    masked half of causal attention and everything that is recomputed, but not the matmuls of an optimizer. The result
+    is NaN if torch failed to count an operation.
 
     >>> import torch
     >>> a = torch.ones(64, 32)
@@ -31,25 +31,25 @@ def count_flops(step: Callable[[], object]) -> float:
     262144.0
     """
     counter = StepFlopCounter()
-    counter.start()
+    counter.start_counting()
     try:
         step()
     finally:
-        flop = counter.stop()
+        flop = counter.stop_counting()
     return flop
 
 
 class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
-    """A counter of the FLOP that a training program runs between ``start`` and ``stop``.
+    """A counter of the FLOP that a training program runs between ``start_counting`` and ``stop_counting``.
 
-    A formula that fails makes the count NaN, but never raises an error in the program.
+    If a FLOP formula raises an error, the count becomes NaN, and the program continues.
     """
 
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=_make_missing_formulas())
         self._flop, self._running_optimizer_count, self._exit_stack = 0.0, 0, ExitStack()
 
-    def start(self) -> None:
+    def start_counting(self) -> None:
         self._exit_stack.enter_context(_use_countable_operations())
         for register, change in (
             (register_optimizer_step_pre_hook, 1),
@@ -60,8 +60,8 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
             )
         self._exit_stack.enter_context(self)
 
-    def stop(self) -> float:
-        """Stop counting and return the FLOP since ``start``, without the matmuls of optimizers such as Muon.
+    def stop_counting(self) -> float:
+        """Stop counting and return the FLOP since ``start_counting``, without the matmuls of optimizers such as Muon.
 
         Return NaN if torch failed to count an operation.
         """
@@ -69,15 +69,15 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
         return self._flop
 
     def _change_running_optimizer_count(self, change: int) -> None:
-        # Count the running optimizers, because torch runs the hooks twice if the step() of an optimizer calls the
-        # step() of its base class.
+        # Count the running optimizers instead of storing a bool, because torch runs the hooks twice if the step() of an
+        # optimizer calls the step() of its base class.
         self._running_optimizer_count += change
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         try:
             if func_packet in self.flop_registry and not self._running_optimizer_count:
                 self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
-        except Exception:  # A formula that does not fit an operation must not stop the program.
+        except Exception:  # An error in a FLOP formula must not stop the training program.
             self._flop = math.nan
         return out
 
@@ -87,8 +87,8 @@ def _use_countable_operations() -> Iterator[None]:
     """Make torch run only operations that its FLOP counter knows, within the context.
 
     If no gradients are needed, torch would otherwise run each attention and encoder layer as a fused operation, which
-    the counter does not know. Compiled functions run without compilation, because a function that torch first compiles
-    while it counts would also run uncompiled later.
+    the counter does not know. Run compiled functions without compilation: if torch compiled a function for the first
+    time while it counts, the function would stay uncompiled afterward.
     """
     set_stance = getattr(torch.compiler, "set_stance", None)  # torch before 2.6 has no set_stance.
     was_fastpath_enabled = torch.backends.mha.get_fastpath_enabled()
@@ -148,7 +148,7 @@ def _count_convolution_backward_flop(
 ) -> int:
     """Return the FLOP of a convolution's backward pass: for each gradient that is needed, the FLOP of the forward pass.
 
-    This replaces the formula of torch, which counts a grouped convolution as if it had a single group.
+    This function replaces torch's formula, which counts a grouped convolution as if it had a single group.
     """
     is_transposed, needed_gradients = remaining[4], remaining[7]
     return 2 * math.prod(inputs if is_transposed else gradient) * math.prod(weight[1:]) * int(sum(needed_gradients[:2]))

@@ -18,13 +18,13 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         lightning.Trainer(callbacks=[MamfuCallback()])
 
     It logs ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
-    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
+    ``samples_per_second`` of all ranks, and ``step_seconds``. It does not log figures that are unknown.
 
-    The FLOP follow from the ``config`` of the module, or of its attribute ``model``. ``tokens``, ``samples``: the
-    number of tokens and of samples per batch on this rank, or functions that compute them from the batch; needed only
-    if the callback does not find them. The other options are those of ``mamf.Meter``; by default, the dtype and the
-    number of ranks are those of the trainer. Raises UsageError for an unknown option or an impossible value. The
-    methods that the trainer calls raise nothing.
+    The callback computes the FLOP from the ``config`` of the module, or of its attribute ``model``. ``tokens``,
+    ``samples``: the number of tokens and of samples per batch on this rank, or functions that compute these numbers
+    from the batch; needed only if the callback does not find the numbers itself. The other options are those of
+    ``mamf.Meter``; by default, the dtype and the number of ranks are those of the trainer. Raises UsageError for an
+    unknown option or an impossible value. The methods that the trainer calls raise nothing.
     """
 
     start_method = "on_train_start"
@@ -39,7 +39,9 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
         )
         precision = str(trainer.precision).partition("-")[0]
         if precision not in _DTYPE_BY_PRECISION and "dtype" not in self.options:
-            raise UsageError(f"precision {trainer.precision} does not say which dtype matmuls have: give dtype=")
+            raise UsageError(
+                f"precision {trainer.precision} does not say which dtype matmuls have: pass dtype= to MamfuCallback"
+            )
         defaults = {
             "dtype": get_matmul_dtype(_DTYPE_BY_PRECISION.get(precision, "float32")),
             "world_size": trainer.world_size,

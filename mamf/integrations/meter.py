@@ -24,11 +24,11 @@ from mamf.errors import MamfError, MamfWarning, UsageError, require_whole_number
 from mamf.integrations.model_flops import model_flops
 from mamf.measurement import TERA, Rate
 
-#: The FLOP of a step, or of one forward and backward pass: a number if all matmuls have one dtype, or else a number for
-#: each dtype.
+#: The FLOP of a step, or of one forward and backward pass: one number if all matmuls have the same dtype, or else a
+#: number for each dtype.
 FlopOfStep = float | Mapping[str, float]
-#: The smallest and the largest accepted ceiling in FLOP/s. The ceiling of every device is between these limits, so a
-#: number outside them is in another unit.
+#: The smallest and the largest accepted ceiling in FLOP/s. Every device has a ceiling between these limits, so a number
+#: outside the limits is probably in another unit, such as TFLOPS.
 _MIN_CEILING_FLOPS, _MAX_CEILING_FLOPS = 1e9, 1e18
 _MIN_VALUE_BY_OPTION = {
     "sequence_length": 1,
@@ -112,7 +112,7 @@ class StepFigures:
 
 
 class _UnreadStep(NamedTuple):
-    """A step that may not have ended on the device yet, so the meter has not read its marks, the timing events.
+    """A step whose time marks (timing events) the meter has not read yet, because the device may still run the step.
 
     - ``time_marks``: the marks of the end of the previous step, of the call of ``begin`` (None without a call), and of
       the end of this step.
@@ -137,12 +137,12 @@ class Meter:
     - ``accumulation``: forward and backward passes in an optimizer step (default 1).
     - ``dtype``: dtype of the matmuls; the default is the device's own. Not used when ``flops_per_step`` is by dtype.
     - ``ceiling``: FLOP/s, or the Rate that ``mamf.peak`` or ``mamf.find`` returns. The default is the sustained
-      ceiling that ``mamf.peak`` knows. If it knows none, the meter warns once and MAMFU is NaN: it never uses the
-      datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.
+      ceiling that ``mamf.peak`` knows. If ``mamf.peak`` knows none, the meter warns once and MAMFU is NaN: the meter
+      never uses the datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.
     - ``world_size``: number of all ranks. ``model_parallel``: number of ranks that share a batch (tensor parallel);
-      the FLOP of ``model`` are divided by it, ``flops_per_step`` is not.
-    - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. Published MFU
-      counts the whole square, which is the default.
+      the meter divides the FLOP of ``model``, but not ``flops_per_step``, by this number.
+    - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. The default is to
+      count all pairs of a query and a key, as published MFU does.
     - ``warmup_steps``: number of first steps to leave out.
     - ``backend``: a device, in a form that ``mamf.peak`` takes; the default is the device that this process uses.
 
@@ -179,7 +179,7 @@ class Meter:
         )
         self.backend = open_backend_or_default(backend)
         self._has_events = self.backend.timer != "host clock"
-        # A backend without timing events uses the clock of the host, and its record_mark() would wait for the device.
+        # Without timing events, read the host's clock with now(), because record_mark() would wait for the device.
         self._place_mark: Callable[[], Any] = self.backend.record_mark if self._has_events else self.backend.now
         self.dtype = self._resolve_dtype(dtype or self.backend.default_dtype)
         self.accumulation, self.warmup_steps = accumulation, warmup_steps
@@ -205,8 +205,8 @@ class Meter:
         return f"<Meter: {self.dtype}, {self._step_number} steps>"
 
     def begin(self) -> None:
-        """Record that the data of the next step are ready. The time since the end of the last step counts as
-        ``seconds_between``.
+        """Record that the data of the next step are ready. ``StepFigures.seconds_between`` is the time from the end of
+        the previous step to this call.
         """
         with self._lock:
             self._begin_mark = self._place_mark()
@@ -217,12 +217,12 @@ class Meter:
         flops: FlopOfStep | Callable[[], FlopOfStep] | None = None,
         samples: float | None = None,
     ) -> StepFigures | None:
-        """End a step. Return the figures of the previous step, or None if that was a warm-up step.
+        """End a step. Return the figures of the previous step, or None if the previous step was a warm-up step.
 
         ``tokens``, ``flops``, ``samples``: numbers for this whole step on this rank. The defaults of tokens and FLOP
-        follow from the arguments of Meter. A negative value or a value that is not a number counts as unknown, and
-        figures that depend on it are NaN. ``flops`` may be a function; the meter calls it one step later, when it reads
-        the step's time.
+        follow from the arguments of Meter. A negative value, or a value that is not a number, counts as unknown, and
+        figures that depend on an unknown value are NaN. ``flops`` may be a function, which the meter calls one step
+        later, when it reads the step's time.
         """
         with self._lock:
             end, start = self._place_mark(), self._begin_mark if self._end_mark is None else self._end_mark
@@ -240,8 +240,8 @@ class Meter:
             return figures
 
     def finish(self) -> StepFigures | None:
-        """Wait until the last step has ended on the device and return its figures. Return None if the figures of this
-        step have been returned before.
+        """Wait until the last step has ended on the device and return its figures. Return None if an earlier call has
+        returned the figures of the last step.
         """
         with self._lock:
             step, self._unread_step = self._unread_step, None
@@ -281,7 +281,7 @@ class Meter:
             self.finish()
             self._end_mark = self._begin_mark = None
 
-    # -- work --------------------------------------------------------------------------------------------------------
+    # -- tokens, samples and FLOP of a step --------------------------------------------------------------------------
 
     def _compute_work(
         self,
@@ -365,9 +365,9 @@ class Meter:
         return self._peaks_and_ceilings[dtype]
 
 
-def _convert_to_number_or_nan(count: Any) -> float:
+def _convert_to_number_or_nan(value: Any) -> float:
     try:
-        number = float(count)
+        number = float(value)
     except (TypeError, ValueError):
         return math.nan
     return number if number >= 0 else math.nan

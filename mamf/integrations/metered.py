@@ -1,9 +1,9 @@
-"""Meter a training for the callbacks of training libraries: count tokens, samples and FLOP of its batches and steps.
+"""Measure training runs for the callbacks of training libraries: count the tokens, samples and FLOP of each step.
 
-A batch may be a mapping, a named tuple, a dataclass, or a list of these. Its tokens are the tensor with a name such as
-``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). The number of its samples is
-the first dimension of all its tensors, if they agree. Other numbers are unknown, never guessed. A tensor is any object
-with ``shape`` and ``dtype``.
+A batch may be a mapping, a named tuple, a dataclass, or a list of batches. Its tokens are the tensor with a name such
+as ``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). The number of its samples is
+the size of the first dimension of its tensors, if this size is the same for all. Other numbers are unknown, never
+guessed. A tensor is any object with ``shape`` and ``dtype``.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
 from mamf.text import escape_invisible_characters
 
-#: The maximum number of steps whose FLOP torch counts, and the relative difference up to which two sequence lengths
-#: count as equal.
+#: The maximum number of steps whose FLOP torch counts. Two sequence lengths count as equal if their relative difference
+#: is at most _LENGTH_TOLERANCE.
 _MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
 
 
-def warn(line: str) -> None:
-    """Give the warning ``line``. Raises nothing, even if the program turns warnings into errors."""
+def warn(message: str) -> None:
+    """Issue a warning with the text ``message``. Raise nothing, even if the program turns warnings into errors."""
     with suppress(Warning):
-        warnings.warn(escape_invisible_characters(line), MamfWarning, stacklevel=2)
+        warnings.warn(escape_invisible_characters(message), MamfWarning, stacklevel=2)
 
 
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a method of MeteredCallback so that its first error ends the metering with a warning, not the training.
+    """Decorate a method of MeteredCallback: if it raises an error, warn, stop metering, and let the training continue.
 
-    All decorated methods do nothing until the method whose name is in ``start_method`` has run.
+    Before the method named ``start_method`` has run, all other decorated methods do nothing.
     """
 
     @functools.wraps(hook)
@@ -61,7 +61,7 @@ def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class MeteredCallback:
-    """A callback of a training library that meters a training run.
+    """The base class of callbacks that measure a training run in a training library.
 
     ``start_method``: the name of the method that starts the metering. ``tokens``, ``samples``: the number of tokens and
     of samples per forward and backward pass on this rank, or functions that compute them from the batch. ``options``:
@@ -88,8 +88,8 @@ class MeteredCallback:
         self.options = {name: each for name, each in options.items() if each is not None}
         self.tokens_and_samples = (tokens, samples)
         self.training: Any = None
-        #: Functions to call when the metering ends, such as one that removes a hook.
-        self.cleanup = ExitStack()
+        #: Functions to call when the metering ends, for example to remove a hook.
+        self.cleanup_stack = ExitStack()
 
     def start_metering(self, model: Any, module: Any, defaults: dict[str, Any], is_compiled: bool = False) -> None:
         """Start metering. ``model``: the object with the configuration. ``module``: the module with all parameters."""
@@ -98,26 +98,26 @@ class MeteredCallback:
 
     def stop_metering(self) -> None:
         """Stop metering, because the training has ended."""
-        self.cleanup.close()
+        self.cleanup_stack.close()
         training, self.training = self.training, None
         if training is not None:
             training.stop_counting()
 
 
 class MeteredTraining:
-    """A metered training run. A formula gives the FLOP of a step, divided by ``model_parallel``; if the model has no
-    formula, torch counts the FLOP of a few steps.
+    """A metered training run. A formula gives the FLOP of a step; divided by ``model_parallel``, they are those of this
+    rank. If the model has no formula, torch counts the FLOP of a few steps.
 
-    ``options``: the arguments of Meter. ``given_counts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
+    ``options``: the arguments of Meter. ``user_counts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
     """
 
     def __init__(
-        self, model: Any, module: Any, options: dict[str, Any], given_counts: tuple[Any, Any], is_compiled: bool = False
+        self, model: Any, module: Any, options: dict[str, Any], user_counts: tuple[Any, Any], is_compiled: bool = False
     ) -> None:
-        self.options, self._tokens_and_samples, self.meter = options, given_counts, Meter(**options)
+        self.options, self._tokens_and_samples, self.meter = options, user_counts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepFlopCounter | None = None
-        #: The FLOP per token that torch counted in some steps, by the mean sequence length of the step.
+        #: The FLOP per token in each step that torch counted, by the mean sequence length of the step.
         self._counted_flop_per_token: dict[float, float] = {}
         #: The batch of each forward and backward pass that has run so far in the current step.
         self._batches: list[BatchSizes] = []
@@ -165,7 +165,7 @@ class MeteredTraining:
             self.meter.begin()
 
     def add_batch(self, batch: Any) -> None:
-        """Add a batch to the step, before its forward pass. Batches that need no gradients are left out."""
+        """Add a batch to the step, before the batch's forward pass. Leave out the batch if gradients are disabled."""
         if not torch.is_grad_enabled():
             self.warn_once("forward passes without gradients (generation, a reference model) are not counted")
             return
@@ -175,11 +175,11 @@ class MeteredTraining:
             self._switch_to_counting("mamf found no tokens in a batch")
         if self._is_counting and len(self._batches) == 1 and self._must_count_flop():
             self._counter = StepFlopCounter()
-            self._counter.start()
+            self._counter.start_counting()
 
     def _must_count_flop(self) -> bool:
-        """Return whether torch must count the FLOP of this step, because its mean sequence length is not between
-        two counted lengths. FLOP per token are linear in the length, so two lengths give the FLOP of all between them.
+        """Return whether torch must count the FLOP of this step, because its mean sequence length is not between two
+        counted lengths. Between two counted lengths, interpolate: FLOP per token are linear in the length.
         """
         lengths, (_, length) = self._counted_flop_per_token, _compute_element_count_and_length(self._batches)
         if not lengths or len(lengths) >= _MAX_COUNTED_STEPS:
@@ -187,16 +187,16 @@ class MeteredTraining:
         return not min(lengths) * (1 - _LENGTH_TOLERANCE) <= length <= max(lengths) * (1 + _LENGTH_TOLERANCE)
 
     def _list_fixed_sequences(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
-        """Return [(count, length)] of a pass's sequences if the model fixes their length, or else an empty list."""
+        """Return [(number of sequences, length)] for a batch if the model fixes the length, or else an empty list."""
         fixed_length = self._formula and (self._formula.encoder or self._formula).fixed_length
-        return [(int(batch_sizes.samples), fixed_length)] if fixed_length and batch_sizes.samples > 0 else []
+        return [(int(batch_sizes.sample_count), fixed_length)] if fixed_length and batch_sizes.sample_count > 0 else []
 
     def stop_counting(self) -> None:
         """Stop counting FLOP, because all backward passes of a step are done or the training has ended."""
         if self._gradient_observer is not None:
             self._gradient_observer.hooks.close()
         if self._counter is not None:
-            flop = self._counter.stop() or math.nan
+            flop = self._counter.stop_counting() or math.nan
             if self._batches and not math.isnan(flop):
                 elements, length = _compute_element_count_and_length(self._batches)
                 self._counted_flop_per_token[length] = flop / elements
@@ -215,13 +215,13 @@ class MeteredTraining:
         if counter is not None:
             self.meter.pause()  # Leave this step out of the figures, because counting took most of its time.
             return
-        tokens = sum(each.tokens for each in batches) or math.nan
-        samples = sum(each.samples for each in batches) or math.nan
+        tokens = sum(each.token_count for each in batches) or math.nan
+        samples = sum(each.sample_count for each in batches) or math.nan
         flop = None if "flops_per_step" in self.options else functools.partial(self._compute_flop, batches)
         self.meter.step(tokens, flop, samples)
 
     def _compute_flop(self, batches: list[BatchSizes]) -> float:
-        """Return a step's FLOP on this rank. The meter calls this later, when document lengths are on the host."""
+        """Return the FLOP of a step on this rank. The meter calls this method when document lengths are on the host."""
         if not batches:
             return math.nan
         formula = self._formula
@@ -232,11 +232,11 @@ class MeteredTraining:
             counts = self._list_fixed_sequences(each) or each.count_documents_by_length() or each.sequence_counts
             total += sum(formula.compute_flop(count, length, each.target_length, causal) for count, length in counts)
             if each.logit_token_count is not None:
-                total -= formula.compute_head_flop(each.tokens - each.logit_token_count)
+                total -= formula.compute_output_layer_flop(each.token_count - each.logit_token_count)
         return total / int(rank_count)
 
     def _interpolate_flop(self, elements: float, length: float) -> float:
-        """Return the FLOP of a step, interpolated between counted lengths. Return NaN if no step was counted.
+        """Interpolate the FLOP of a step between sequence lengths that torch counted. Return NaN if torch counted none.
 
         ``elements``, ``length``: the result of ``_compute_element_count_and_length`` for this step.
         """
@@ -247,7 +247,7 @@ class MeteredTraining:
         return (intercept + slope * length) * elements
 
     def compute_figures(self) -> dict[str, float]:
-        """Return the mean figures of the steps since the last call, without unknown ones; empty during the warm-up."""
+        """Return the known mean figures, by name, of the steps since the last call; empty if all were warm-up steps."""
         self.meter.finish()
         mean = self.meter.mean()
         self.meter.reset()
@@ -269,7 +269,7 @@ class GradientObserver:
     gradients.
 
     The gradient of a weight and the gradient of its input each take as many FLOP as the forward matmul. In a compiled
-    model all inputs count as having gradients, because hooks on its layers would make torch compile it again.
+    model all inputs count as having gradients, because hooks on layers would make torch compile the model again.
     """
 
     def __init__(self, module: torch.nn.Module, formula: ModelFlops, is_compiled: bool) -> None:
@@ -299,10 +299,10 @@ class GradientObserver:
         """Return the FLOP formula with the shares of weights and layers that had gradients in the first step."""
         adapter_weights = sum(_count_weights(each) for each in self._has_input_gradient if each in self._adapters)
         layer_weights = sum(_count_weights(each) for each in self._has_input_gradient) - adapter_weights
-        if not layer_weights:  # A sharded model keeps its weights outside of its layers.
+        if not layer_weights:  # The model is sharded: its layers contain no weights.
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
-        # The formula counts only experts that a token uses, so scale its count by the share of weights with gradients.
+        # The formula counts only experts that a token uses, so scale the weights of layers to the formula's count.
         scale = self._formula.weights / layer_weights
         scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
         trained_weights = sum(
@@ -327,7 +327,7 @@ def _count_weights(layer: Any, counts_only_trained: bool = False) -> int:
 
 
 def get_matmul_dtype(dtype: str) -> str:
-    """Return the dtype in which torch multiplies operands of ``dtype``: tf32 for float32 if its settings allow tf32."""
+    """Return the dtype in which torch multiplies operands of ``dtype``: tf32 for float32 if torch may use tf32."""
     return "tf32" if dtype == "float32" and torch.get_float32_matmul_precision() != "highest" else dtype
 
 
@@ -341,17 +341,17 @@ _INPUT_TENSOR_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
 
 
 class BatchSizes(NamedTuple):
-    """The sizes of the batch of a forward and backward pass, with padding. Tokens and samples are NaN if unknown.
+    """The sizes of the batch of a forward and backward pass, including padding. An unknown count is NaN.
 
     - ``sequence_counts``: (number of sequences, length) for each length. ``target_length``: the length of a decoder's
       targets.
     - ``sample_count_and_size``: the number of samples, and the elements per sample of the largest tensor.
     - ``document_bounds``, ``document_positions``: a tensor with the ends of packed documents, or with the positions of
-      tokens within their document. ``logit_token_count``: the number of tokens in the output layer; None: all tokens.
+      tokens within their document. ``logit_token_count``: the number of tokens with logits; None: all tokens.
     """
 
-    tokens: float
-    samples: float
+    token_count: float
+    sample_count: float
     sequence_counts: list[tuple[int, int]]
     target_length: int | None
     sample_count_and_size: tuple[float, float] = (1, 1)
@@ -361,18 +361,18 @@ class BatchSizes(NamedTuple):
 
     def count_documents_by_length(self) -> list[tuple[int, int]]:
         """Return (count, length) for each length of packed documents, or an empty list if no documents are packed."""
-        lengths: Counter[int] = Counter()
+        counts_by_length: Counter[int] = Counter()
         if self.document_bounds is not None:
-            lengths.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
+            counts_by_length.update(end - begin for begin, end in pairwise(self.document_bounds.tolist()))
         elif self.document_positions is not None:
             for positions in self.document_positions.tolist():
                 starts = [index for index, (before, after) in enumerate(pairwise(positions), 1) if after != before + 1]
-                lengths.update(end - begin for begin, end in pairwise([0, *starts, len(positions)]))
-        return [(count, length) for length, count in lengths.items() if length > 0]
+                counts_by_length.update(end - begin for begin, end in pairwise([0, *starts, len(positions)]))
+        return [(count, length) for length, count in counts_by_length.items() if length > 0]
 
 
 def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
-    """Return the number of elements in the batches of a step, and the mean length of the sequences that they are in.
+    """Return the number of elements in the batches of a step, and the mean over elements of the length of the sequence.
 
     An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.
     """
@@ -384,10 +384,10 @@ def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[fl
 
 
 def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> BatchSizes:
-    """Find the tokens, samples and sequences of a batch.
+    """Count the tokens, samples and sequences of a batch.
 
-    ``tokens``, ``samples``: values to use instead, or functions that compute them from the batch. Raises UsageError if
-    ``tokens`` is neither a count nor (sequences, length).
+    ``tokens``, ``samples``: counts to use instead, or functions that compute the counts from the batch. Raises
+    UsageError if ``tokens`` is neither a count nor (sequences, length).
     """
     token_count, sample_count = (each(batch) if callable(each) else each for each in (tokens, samples))
     token_count = getattr(token_count, "shape", token_count)
@@ -413,8 +413,8 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
     row_count = sample_count or 1
     bounds, positions = (None, None) if tokens is not None else _find_document_bounds(fields)
     return BatchSizes(
-        tokens=total_tokens or math.nan,
-        samples=sample_count or math.nan,
+        token_count=total_tokens or math.nan,
+        sample_count=sample_count or math.nan,
         sequence_counts=sequence_counts,
         target_length=targets,
         sample_count_and_size=(row_count, elements / row_count) if elements else (1, 1),
@@ -425,14 +425,14 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
 
 
 def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Return the bounds of packed documents, or the positions in them, on the host. The copy may still be running."""
-    # A tensor of one of these names has 0 and then the end of each document that is packed into one sequence.
+    """Start to copy the bounds of packed documents, or the positions of their tokens, to the host. Return the copy."""
+    # A tensor with one of these names contains 0 and then the end of each document that is packed into one sequence.
     names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
     bounds = next((fields[name] for name in names if _is_tensor(fields.get(name))), None)
     if bounds is not None:
         return _copy_to_host(bounds), None
     positions: Any = fields.get("position_ids")
-    # If the batch has a mask, its positions may be those of padded sequences instead of packed documents.
+    # If the batch has a mask, the positions may belong to padded sequences instead of packed documents.
     is_packed = _is_tensor(positions) and len(positions.shape) == 2 and fields.get("attention_mask") is None
     return None, _copy_to_host(positions) if is_packed else None
 
@@ -443,7 +443,7 @@ def _copy_to_host(tensor: Any) -> Any:
 
 
 def _count_logit_tokens(fields: Mapping[Any, Any], sample_count: float | None) -> float | None:
-    """Return the number of tokens for which the output layer computes logits, or None if these are all tokens."""
+    """Return the number of tokens for which the output layer computes logits, or None if it does so for all tokens."""
     kept_tokens: Any = fields.get("logits_to_keep")
     if _is_tensor(kept_tokens) and len(kept_tokens.shape) == 1:
         kept_tokens = kept_tokens.shape[0]
@@ -461,7 +461,7 @@ def require_valid_tokens(tokens: Any) -> None:
 
 
 def count_sequences_by_length(batch: Any) -> list[tuple[int, int]]:
-    """Return (count, length) of the sequences in a batch and in batches nested in it; empty if it has no tokens."""
+    """Return (number of sequences, length) for a batch and for each batch in it; an empty list if it has no tokens."""
     if _is_tensor(batch):
         return [tuple(batch.shape)] if _is_token_id_tensor(batch) else []
     fields = _list_batch_items(batch)
@@ -484,7 +484,7 @@ def _list_tensors(batch: Any) -> list[Any]:
 
 
 def _list_batch_items(batch: Any) -> dict[Any, Any]:
-    """Return the items of a batch by name or, for a list or tuple, by index; empty if it is not a container."""
+    """Return the items of a batch by name or, for a list or tuple, by index; empty if the batch is not a container."""
     items = batch._asdict() if hasattr(batch, "_asdict") else vars(batch) if is_dataclass(batch) else batch
     if isinstance(items, Mapping):
         return dict(items)

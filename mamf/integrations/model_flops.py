@@ -1,11 +1,11 @@
 """Compute the FLOP of a training step by formula: 6 N per token, plus attention.
 
-A token is multiplied with N weights. Each weight costs 2 FLOP forward and 4 backward, so 6 N per token (Kaplan et al.
-2020, arXiv 2001.08361, section 2.1). Attention adds 12 L H Q T per token, for L layers, H heads, head dimension Q and
-sequence length T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B). The attention term counts all pairs of a
-query and a key; with a causal mask, half of them are needed. Recomputation (activation checkpointing, the scores of a
-flash kernel) is not counted, because it is not work of the model. architectures.ini says how N follows from the
-configuration of each architecture.
+A token is multiplied with N weights. Each weight costs 2 FLOP forward and 4 backward, so a token costs 6 N FLOP (Kaplan
+et al. 2020, arXiv 2001.08361, section 2.1). Attention adds 12 L H Q T FLOP per token, for L layers, H heads, head
+dimension Q and sequence length T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B). The attention term counts
+all pairs of a query and a key, although a model with a causal mask needs only half of the pairs. Recomputation
+(activation checkpointing, the scores of a flash kernel) is not counted, because the model does not need it.
+architectures.ini says how to compute N from the configuration of each architecture.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from mamf.errors import UnsupportedError, is_number, shorten_value
 
-#: For each type of layer with limited attention, the field of a configuration that has the number of keys per query.
+#: For each type of layer in which a query attends to a limited number of keys: the name of the field with this limit.
 _WINDOW_FIELD_BY_LAYER_TYPE = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 
 
 class WindowedLayers(NamedTuple):
     """A group of a model's layers in which each query attends to a limited number of keys.
 
-    ``layer_count``: the number of layers in the group. ``max_keys_per_query``: the limit. A query attends to this many
-    keys before it or, if ``is_chunked``, to the keys in its own chunk of the sequence.
+    ``layer_count``: the number of layers in the group. ``max_keys_per_query``: the limit. If ``is_chunked``, a sequence
+    is split into chunks of this length, and a query attends to its own chunk; otherwise to the keys just before it.
     """
 
     layer_count: int
@@ -50,8 +50,8 @@ class ModelFlops:
     - ``encoder``: in an encoder-decoder, the formula for input tokens; the other fields are then for target tokens.
     - ``head_weights``: the number of weights in the output layer. They are part of ``weights``.
 
-    In a partly frozen model, ``trained_share`` of the weights have gradients, ``input_share`` of them pass gradients to
-    their input, and ``attention_share`` of the layers run attention backward.
+    For a partly frozen model: ``trained_share`` is the share of weights with gradients, ``input_share`` the share of
+    weights whose input has a gradient, and ``attention_share`` the share of layers that run attention backward.
     """
 
     weights: int
@@ -81,7 +81,7 @@ class ModelFlops:
         )
         return weight_flop + attention_flop + self.flop_per_sequence / sequence_length
 
-    def compute_head_flop(self, tokens: float) -> float:
+    def compute_output_layer_flop(self, tokens: float) -> float:
         """Return the FLOP of the output layer for ``tokens`` tokens, forward and backward."""
         return 2 * self.head_weights * tokens * (1 + self.trained_share + self.input_share)
 
@@ -114,7 +114,7 @@ def model_flops(model: Any) -> ModelFlops:
     ``model``: a configuration of transformers, a model with the attribute ``config``, or a wrapper such as
     DistributedDataParallel with such a model as ``module``. Any object with the attributes of a configuration works
     (``model_type``, ``hidden_size``, ``num_hidden_layers``, ``num_attention_heads``, ``vocab_size``, ...). A ModelFlops
-    is returned unchanged. A model without an output layer is counted without one.
+    is returned unchanged. If the model has no output layer, the formula does not count one.
 
     Raises UnsupportedError for an architecture without a formula, and for a configuration that lacks a field.
 
@@ -128,7 +128,7 @@ def model_flops(model: Any) -> ModelFlops:
     """
     if isinstance(model, ModelFlops):
         return model
-    if not hasattr(model, "config"):  # A wrapper such as DistributedDataParallel has the model as ``module``.
+    if not hasattr(model, "config"):  # A wrapper such as DistributedDataParallel stores the model in ``module``.
         model = getattr(model, "module", model)
     config = getattr(model, "config", model)
     architecture = str(getattr(config, "model_type", type(config).__name__))
@@ -142,7 +142,7 @@ def model_flops(model: Any) -> ModelFlops:
             f"count FLOP with mamf.count_flops, or give flops_per_step=; there are formulas for {known}"
         )
     return _ArchitectureReader(config, architecture).make_formula(
-        has_head=getattr(model, "get_output_embeddings", lambda: model)() is not None
+        has_output_layer=getattr(model, "get_output_embeddings", lambda: model)() is not None
     )
 
 
@@ -150,8 +150,8 @@ def model_flops(model: Any) -> ModelFlops:
 def _read_architecture_sections() -> dict[str, configparser.SectionProxy]:
     """Return the sections of architectures.ini by architecture. Several architectures may share one section.
 
-    The section of an encoder is named after its model, plus `` encoder``. No other architecture has a space in its
-    name.
+    The section of an encoder has the name of its model, followed by `` encoder``, such as ``t5 encoder``. Only these
+    names contain a space.
     """
     parser = configparser.ConfigParser(interpolation=None)
     parser.read_string(importlib.resources.files("mamf.integrations").joinpath("architectures.ini").read_text("utf-8"))
@@ -173,17 +173,17 @@ class _ArchitectureReader:
     def __init__(self, config: Any, section: str) -> None:
         self.config, self.section = config, _read_architecture_sections()[section]
 
-    def make_formula(self, has_head: bool = True) -> ModelFlops:
+    def make_formula(self, has_output_layer: bool = True) -> ModelFlops:
         layers, experts = self.evaluate_term("layers"), self.evaluate_term("experts")
         sparse_layer_count = self._count_sparse_layers(layers) if experts else 0
         mlp_weights = (layers - sparse_layer_count) * (self.evaluate_term("mlp") if layers > sparse_layer_count else 0)
         mlp_weights += sparse_layer_count * (experts + (self.evaluate_term("router") if sparse_layer_count else 0))
-        encoder, head_weights = self.section["encoder"], self.evaluate_term("head") if has_head else 0
+        encoder, head_weights = self.section["encoder"], self.evaluate_term("head") if has_output_layer else 0
         return ModelFlops(
             weights=layers * self.evaluate_term("projections") + mlp_weights + head_weights,
             layers=layers,
             attention_width=self.evaluate_term("width"),
-            windows=tuple(self._find_windows(layers)),
+            windows=tuple(self._list_windowed_layers(layers)),
             is_causal=self.section["mask"] == "causal",
             flop_per_sequence=self.evaluate_term("sequence"),
             fixed_length=self.evaluate_term("positions"),
@@ -194,8 +194,8 @@ class _ArchitectureReader:
     def evaluate_term(self, name: str) -> int:
         """Return the value of a term: a key of the section, a field of the configuration, or a whole number.
 
-        The value of a key may be several alternatives, separated by ``|``. The first alternative for which the
-        configuration has all fields counts.
+        A key may have several alternative values, separated by ``|``. Use the first value for which the configuration
+        has all fields.
         """
         name = name.strip()
         if name not in self.section:
@@ -219,7 +219,8 @@ class _ArchitectureReader:
             raise UnsupportedError(f"the model's configuration has no {name}: give flops_per_step=")
         if value is not True and not (is_number(value) and 0 < value < math.inf):
             raise UnsupportedError(
-                f"{name} {shorten_value(value)} in the model's configuration must be a number above 0"
+                f"{name} {shorten_value(value)} in the model's configuration must be a number above 0: "
+                "correct the configuration, or give flops_per_step="
             )
         return int(value)
 
@@ -238,7 +239,7 @@ class _ArchitectureReader:
         ]
         return sum(first_sparse_layer <= layer < layers and layer not in dense_layers for layer in sparse_layers)
 
-    def _find_windows(self, layers: int) -> list[WindowedLayers]:
+    def _list_windowed_layers(self, layers: int) -> list[WindowedLayers]:
         types = getattr(self.config, "layer_types", None)
         if types:
             counts_by_type = ((layer_type, types.count(layer_type)) for layer_type in _WINDOW_FIELD_BY_LAYER_TYPE)
@@ -256,5 +257,5 @@ class _ArchitectureReader:
                 "the model's configuration has no layer_types, so it is unknown which layers use a sliding window: "
                 "give flops_per_step="
             )
-        is_used = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
-        return [WindowedLayers(layers, self._read_config_field("sliding_window"))] if is_used else []
+        uses_window = getattr(self.config, "sliding_window", None) and getattr(self.config, "use_sliding_window", True)
+        return [WindowedLayers(layers, self._read_config_field("sliding_window"))] if uses_window else []

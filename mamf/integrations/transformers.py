@@ -17,16 +17,16 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         MamfuCallback().attach(trainer)
 
     It logs ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
-    ``samples_per_second`` of all ranks, and ``step_seconds``. Figures that are unknown are left out.
+    ``samples_per_second`` of all ranks, and ``step_seconds``. It does not log figures that are unknown.
 
-    A Trainer runs the callbacks of its users after its reporters, such as the one of TensorBoard. ``attach`` puts this
-    callback before them, so that they see the figures. A Trainer does not pass batches to callbacks, so a hook on the
-    model reads the model's arguments.
+    A Trainer runs callbacks of the user after its reporters (TensorBoard, for example). ``attach`` puts this callback
+    before the reporters, so that they report its figures. A Trainer does not pass batches to callbacks, so a hook on
+    the model reads the model's arguments.
 
-    ``tokens``, ``samples``: the number of tokens and of samples per batch on this rank, or functions that compute them
-    from the batch; needed only if the callback does not find them. The other options are those of ``mamf.Meter``; by
-    default, the dtype and the number of ranks are those of the trainer. Raises UsageError for an unknown option or an
-    impossible value. The methods that the trainer calls raise nothing.
+    ``tokens``, ``samples``: the number of tokens and of samples per batch on this rank, or functions that compute these
+    numbers from the batch; needed only if the callback does not find the numbers itself. The other options are those of
+    ``mamf.Meter``; by default, the dtype and the number of ranks are those of the trainer. Raises UsageError for an
+    unknown option or an impossible value. The methods that the trainer calls raise nothing.
     """
 
     start_method = "on_train_begin"
@@ -35,26 +35,29 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         """Add this callback to a trainer, before the trainer's reporters, and return the callback."""
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(callback for callback in callbacks if callback is not self)]
-        # The trainers of TRL may have additional models under these names, which run only forward passes.
+        # Trainers of the library TRL may have additional models in these attributes, which run only forward passes.
         names = ("ref_model", "teacher_model", "reward_model")
-        if uncounted := [name for name in names if getattr(trainer, name, None) is not None]:
+        if uncounted_models := [name for name in names if getattr(trainer, name, None) is not None]:
             warn(
-                f"mamf does not count the FLOP of {' and '.join(uncounted)}: give flops_per_step= if you want to count "
-                "them"
+                f"mamf does not count the FLOP of {' and '.join(uncounted_models)}: give flops_per_step= to count "
+                "these FLOP too"
             )
         return self
 
     @stop_metering_on_error
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **others: Any) -> None:
         if getattr(args, "n_gpu", 1) > 1:
-            raise UnsupportedError("DataParallel (several devices in one process) cannot be metered: use torchrun")
+            raise UnsupportedError(
+                "mamf cannot meter DataParallel (several devices in one process): start one process per device with "
+                "torchrun"
+            )
         defaults = {
             "dtype": _find_matmul_dtype(args, model),
             "world_size": args.world_size,
             "model_parallel": getattr(model, "tp_size", None) or 1,
         }
         self.start_metering(model, model, defaults, is_compiled=bool(args.torch_compile))
-        self.cleanup.callback(model.register_forward_pre_hook(self._record_batch, with_kwargs=True).remove)
+        self.cleanup_stack.callback(model.register_forward_pre_hook(self._record_batch, with_kwargs=True).remove)
 
     @stop_metering_on_error
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
@@ -76,7 +79,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
     @stop_metering_on_error
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **others: Any) -> None:
-        # The trainer logs evaluations and the end of a training too. Only the logs of training steps have a loss.
+        # The trainer also logs evaluations and the end of the training. Only its logs of training steps contain "loss".
         if logs is None or "loss" not in logs:
             return
         figures = self.training.compute_figures()
@@ -96,7 +99,7 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
 
 def _find_matmul_dtype(args: Any, model: Any) -> str:
-    """Return the dtype in which the training multiplies, from the trainer's arguments or else the model's dtype."""
+    """Return the dtype of the training's matmuls, from the trainer's arguments or else from the model's dtype."""
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
     return get_matmul_dtype(str(model.dtype).removeprefix("torch."))

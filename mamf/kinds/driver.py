@@ -44,23 +44,24 @@ class ResumedLog(NamedTuple):
 class Run(RunSetup):
     """One run of a plan on an open device. Its method ``yield_measurements`` measures the plan and writes the log.
 
-    - ``make_run_strategy``: makes the strategy, which chooses what to measure next; None: the run uses the strategy of
-      its kind.
+    - ``make_run_strategy``: a function that makes the strategy, which chooses what to measure next; None: the run uses
+      the strategy of its kind.
     - ``log_path``: the path of the new log; None: the run writes no log.
-    - ``may_add_number``: whether to add a number to the name of the log if a file of that name exists.
+    - ``may_add_number_to_name``: whether to add a number to the name of the log if a file of that name exists.
     - ``resumed_log``: the log that the run continues, instead of starting a new one.
     - ``known_ceilings``: ceilings that the run need not confirm and that its report compares rows with.
     - ``command``, ``notes``: texts that are written to the header of the log.
-    - ``advice``: advice to the user from opening the device.
-    - ``shield_from_signals``: makes a context inside which no signal, such as Ctrl-C, raises an exception; the default
-      lets a signal end the run at any line of code, as Python does.
-    - ``check_signals``: raises KeyboardInterrupt if a signal has arrived since the run started.
-    - ``on_device_lost``: called with the row of a failed launch if the launch made the device unusable.
+    - ``advice``: advice to the user that mamf found while it opened the device.
+    - ``shield_from_signals``: a function that makes a context inside which no signal, such as Ctrl-C, raises an
+      exception; the default lets a signal end the run at any line of code, as Python does.
+    - ``check_signals``: a function that raises KeyboardInterrupt if a signal has arrived since the run started.
+    - ``on_device_lost``: a function that mamf calls with the row of a failed launch if the launch made the device
+      unusable.
     """
 
     make_run_strategy: Callable[[RunSetup], Strategy] | None = None
     log_path: Path | None = None
-    may_add_number: bool = False
+    may_add_number_to_name: bool = False
     resumed_log: ResumedLog | None = None
     known_ceilings: AnyCeilings = field(default_factory=dict)
     command: str = "from Python"
@@ -83,8 +84,8 @@ class Run(RunSetup):
         self._other_records: list[LogRecord] = []
 
     def is_result(self, row: Measurement) -> bool:
-        """Return whether a row is a result of the run. Measurements of the reference matmul, which show drift, and of
-        algorithms, which only choose the fastest one, are not results.
+        """Return whether a row is a result of the run. Two kinds of rows are not results: measurements of the reference
+        matmul, which show drift, and measurements of a library's algorithms, which only serve to choose the fastest.
         """
         return not row.is_reference and row.phase != ALGORITHM_PHASE and row.operation in self.plan.operations
 
@@ -109,9 +110,9 @@ class Run(RunSetup):
 
     def _measure_with_log(self, strategy: Strategy) -> Generator[Any, None, None]:
         """Open the log and yield None. Then measure, write and yield each row, and finally write the summary."""
-        with ExitStack() as opened:
+        with ExitStack() as open_contexts:
             with self.shield_from_signals():
-                self.writer = opened.enter_context(self._open_log())
+                self.writer = open_contexts.enter_context(self._open_log())
             yield None
             start_time, seconds, is_idle = self.backend.now(), 0.0, False
             status, reason = "interrupted", "by the caller"
@@ -143,7 +144,7 @@ class Run(RunSetup):
     def _open_log(self) -> RunLogWriter:
         self.findings = [*run_machine_checks(self.backend), *self.advice]
         if self.resumed_log is not None:
-            self.resumed_log.writer.write_resume(
+            self.resumed_log.writer.write_resume_record(
                 self.resumed_log.log,
                 {
                     "tool": describe_mamf_version(),
@@ -155,7 +156,7 @@ class Run(RunSetup):
             return self.resumed_log.writer
         assert self.log_path is not None, "a run without a path has no log to open"
         self.header = self.build_header()
-        return RunLogWriter.create(self.log_path, self.header, self.may_add_number)
+        return RunLogWriter.create(self.log_path, self.header, self.may_add_number_to_name)
 
     def build_header(self) -> dict[str, Any]:
         findings = [format_advice(finding).strip() for finding in self.findings]
@@ -173,8 +174,8 @@ class Run(RunSetup):
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
 
-        ``is_idle``: True if the device has finished its work, so that mamf can check the timer again, and whether other
-        processes share the card. After a failure or an interruption the device may never answer, so skip these checks.
+        ``is_idle``: True if the device has finished its work. Only in this case check the timer again, and whether
+        other processes share the card: after a failure or an interruption the device may never answer.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
@@ -192,9 +193,9 @@ class Run(RunSetup):
         log = RunLog(
             self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary
         )
-        if before := self.resumed_log and self.resumed_log.log:
-            log.matmul_ceilings, log.other_ceilings = dict(before.matmul_ceilings), dict(before.other_ceilings)
-            log.known_ceilings, log.counter_records = dict(before.known_ceilings), list(before.counter_records)
+        if old_log := self.resumed_log and self.resumed_log.log:
+            log.matmul_ceilings, log.other_ceilings = dict(old_log.matmul_ceilings), dict(old_log.other_ceilings)
+            log.known_ceilings, log.counter_records = dict(old_log.known_ceilings), list(old_log.counter_records)
         for record in self._other_records:
             add_record(log, {"record": record.kind, **record.fields})
         return log

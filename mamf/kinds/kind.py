@@ -39,8 +39,8 @@ class ReportOptions:
 
     - ``max_rows``: the maximum number of rows per table; None: no limit.
     - ``roofs``: ceilings that the report compares rows with; None: the ceilings in the log.
-    - ``baseline_kernel``: the name of the kernel with which speed-ups compare; None: eager, or the slowest kernel if
-      the log has no eager.
+    - ``baseline_kernel``: the name of the kernel relative to which the report shows speed-ups; None: eager, or the
+      slowest kernel if the log has no row of eager.
     """
 
     max_rows: int | None = None
@@ -51,10 +51,10 @@ class ReportOptions:
 class RunKind:
     """A kind of run, such as a sweep: how mamf measures such a run, and how it reports, draws and summarizes its logs.
 
-    The default methods suit logs with rows of several kernels of one operation, which reports rank together.
+    The default methods are for logs with several kernels of one operation, which reports compare in one table.
 
     - ``name``: the name of the kind in plans and logs.
-    - ``noun_phrase``: what such a run is called in a sentence, with an article.
+    - ``noun_phrase``: what such a run is called in a sentence, with an article, such as ``a sweep``.
     - ``has_ceilings``: True if such a run confirms ceilings.
     - ``is_accepted_in_results``: True if results/ accepts logs of such a run.
     """
@@ -217,8 +217,9 @@ class FindKind(RunKind):
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Build the roofs of the ceilings that a log has confirmed. Return None if the log confirmed no ceiling, or if the
-    rows of its operation are not compared with memory bandwidth.
+    """Build the roofs (the highest rates that the ceilings of compute and bandwidth allow) from the ceilings that a log
+    has confirmed. Return None if there is no such ceiling, or if mamf does not compare rows of the log's operation with
+    memory bandwidth.
     """
     if not get_operation(log.plan.operation).has_memory_shares or not log.other_ceilings:
         return None
@@ -228,18 +229,19 @@ def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
 
 
 def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, end: RunEnd) -> dict[str, Any]:
-    """Make the summary, which is the last record of a log, for an operation whose rows are shares of a ceiling.
+    """Make the summary, which is the last record of a log, for an operation whose reports show rates as shares of a
+    ceiling.
 
     The summary names the best row of each regime, dtype and direction, with its share of the matmul ceiling (MAMFU).
     """
-    measured = [row for row in rows if row.ok and not row.is_reference]
+    measured_rows = [row for row in rows if row.ok and not row.is_reference]
     best_rows: dict[str, Measurement] = {}
-    for row in measured:
+    for row in measured_rows:
         key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
         if key not in best_rows or row.rank > best_rows[key].rank:
             best_rows[key] = row
     return {
-        **end.make_summary(len(measured)),
+        **end.make_summary(len(measured_rows)),
         "best": {
             key: {
                 "kernel": row.kernel,

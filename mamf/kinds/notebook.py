@@ -61,19 +61,19 @@ def _(comparison: Comparison) -> str:
 
 @render_html.register
 def _(log: RunLog) -> str:
-    document, shown_blocks, free_rows = (
+    document, shown_blocks, remaining_row_count = (
         get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS)),
         list[Block](),
         _MAX_LOG_ROWS,
     )
     for block in document.visible_blocks:
         if isinstance(block, Table):
-            free_rows -= len(block.visible_rows)
-        if free_rows >= 0 or not isinstance(block, Table):
+            remaining_row_count -= len(block.visible_rows)
+        if remaining_row_count >= 0 or not isinstance(block, Table):
             shown_blocks.append(block)
-    more = (
+    hint_blocks = (
         [Lines(["this log has more tables: 'mamf show' prints all of them, and 'mamf report' writes a page"])]
-        if free_rows < 0
+        if remaining_row_count < 0
         else []
     )
-    return _render_blocks(Lines([str(log.path)]), *shown_blocks, *more)
+    return _render_blocks(Lines([str(log.path)]), *shown_blocks, *hint_blocks)

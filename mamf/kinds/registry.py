@@ -1,4 +1,4 @@
-"""Find the kind of a run (sweep, find, guard...) by its plan, and use the kind to title the run and to draw its log."""
+"""Find the kind of a run (sweep, find, guard...) by its plan. Make the title of a run and the chart of its log."""
 
 from __future__ import annotations
 

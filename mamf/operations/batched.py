@@ -23,7 +23,7 @@ class BatchedShape(BaseMatmulShape):
     """
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)x(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "the shape of a batch; write BxMxNxK, for example 64x1024x1024x128"
+    text_description: ClassVar[str] = "the shape of a batched matmul: write BxMxNxK, for example 64x1024x1024x128"
 
     batch: int = field(metadata=describe("number of matmuls in the batch", parse_text=parse_size))
     m: int = field(metadata=describe("rows of each A and C", parse_text=parse_size))
@@ -65,7 +65,7 @@ class BatchedOperation(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     random_matmul_counts = (1, 2, 3, 8, 32)
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
-        """Return the batches of attention scores of short and of long sequences, and a batch of square matmuls."""
+        """Return batches like those of attention scores (short and long sequences), and a batch of square matmuls."""
         return [
             BatchedShape(64, 1024, 1024, 128),
             BatchedShape(16, 4096, 4096, 128),

@@ -20,7 +20,7 @@ from mamf.operations.operand_sets import OperandSet, view_as
 
 
 class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
-    """The kernel that runs batched matmul with the function of torch that ``function`` names."""
+    """The kernel torch.bmm. Derived classes call another function of torch, which ``function`` names."""
 
     name = "torch.bmm"
     function = "bmm"

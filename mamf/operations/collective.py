@@ -55,7 +55,9 @@ class CollectiveProblem(CheckedProblem):
         default=0,
         # The maximum is more blocks than any device can run at once.
         metadata=describe(
-            "number of thread blocks that communicate on each device; 0: the library chooses", minimum=0, maximum=1024
+            "number of thread blocks that communicate on each device; 0: the library chooses the number",
+            minimum=0,
+            maximum=1024,
         ),
     )
 
@@ -111,7 +113,10 @@ class CollectiveKernel(Kernel[CollectiveProblem, CollectiveShape]):
     def explain_unsupported_shape(self, problem: CollectiveProblem, shape: CollectiveShape) -> str | None:
         if problem.count_part_elements(shape):
             return None
-        return f"{shape.nbytes} bytes are too few for {problem.ranks} equal parts of {problem.dtype}: use a larger size"
+        return (
+            f"{shape.nbytes} bytes cannot be split into {problem.ranks} equal parts of {problem.dtype}: "
+            "use a larger --size"
+        )
 
 
 _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 1024, 4096))

@@ -24,8 +24,8 @@ from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailab
 
 # The number of elements to verify in each part of a buffer.
 _SAMPLED_ELEMENT_COUNT = 256
-# An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. Expected sums are
-# computed for at most this many doublings, because they are infinite in float32 by then.
+# An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. mamf computes
+# expected sums for at most this many doublings, after which the sums are infinite in float32.
 _MAX_DOUBLINGS = 500
 
 
@@ -64,11 +64,13 @@ class TorchDistributed(CollectiveKernel):
             # The pool fills a buffer with values that depend on the buffer's name, so each rank sends different values.
             send_buffer = pool.take_buffer(f"sent by {torch.distributed.get_rank()}", *buffers_by_name["sent"])
             buffers = send_buffer, pool.take_buffer("received", *buffers_by_name["received"])
-        except Exception as exception:  # Tell the other ranks. Otherwise they would wait for this rank forever.
+        except Exception as exception:  # Send the error to the other ranks. Otherwise they would wait forever.
             error = exception
         failures = [each for each in gather_objects(None if error is None else str(error)) if each is not None]
         if buffers is None or failures:
-            raise error or MemoryError(f"out of memory: another rank could not allocate its buffers ({failures[0]})")
+            raise error or MemoryError(
+                f"out of memory: another rank could not allocate its buffers ({failures[0]}): use a smaller --size"
+            )
         collective = CheckedCollective(
             problem,
             problem.count_part_elements(shape),
@@ -105,9 +107,9 @@ def make_process_group(blocks: int, device_type: str) -> Any:
 
 def gather_objects(local_object: object) -> list[Any]:
     """Return the objects of all ranks, in the order of ranks. All ranks must call this function."""
-    objects: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(objects, local_object)
-    return objects
+    objects_by_rank: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(objects_by_rank, local_object)
+    return objects_by_rank
 
 
 class CheckedCollective:

@@ -48,7 +48,7 @@ def get_architecture_major_version(backend: Backend) -> int:
 def explain_triton_unavailability(backend: Backend, alternative_kernel: str) -> Unavailable | None:
     """Return why Triton cannot run kernels on this backend, or None if it can.
 
-    ``alternative_kernel``: the name of a kernel without Triton, for the advice to the user.
+    ``alternative_kernel``: the name of a kernel without Triton, which the result suggests to the user.
     """
     if not backend.is_accelerator:
         return Unavailable("Triton kernels need a GPU", f"use the kernel {alternative_kernel}, which runs everywhere")

@@ -41,10 +41,14 @@ class CopyProblem(CheckedProblem):
     direction: str = field(
         default="to_device",
         metadata=describe(
-            "copy from host to device, device to host, or device to next device (to_peer)", choices=COPY_DIRECTIONS
+            "direction of the copy: from host to device, from device to host, or to the next device (to_peer)",
+            choices=COPY_DIRECTIONS,
         ),
     )
-    dtype: str = field(default="int8", metadata=describe("always int8, because copies count bytes", choices=("int8",)))
+    dtype: str = field(
+        default="int8",
+        metadata=describe("dtype of the copied values: always int8, because copies count bytes", choices=("int8",)),
+    )
     data: str = "normal"
     seed: int = 0
 

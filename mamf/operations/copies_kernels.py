@@ -50,7 +50,7 @@ class TorchCopies(CopyKernel):
             )
 
         def poison_target(returned: object = None) -> None:
-            backend.synchronize()  # Wait for queued copies, because the host may overwrite the target at once.
+            backend.synchronize()  # Wait for queued copies, which could overwrite the new values of the target.
             poison_tensor(target)
 
         return Prepared(

@@ -64,7 +64,7 @@ def slice_rows(operand: MatmulOperand, start: int, stop: int) -> MatmulOperand:
 
 @dataclass(frozen=True)
 class MatmulPart:
-    """A batch of matmuls of one shape: the part of a launch's work whose operands fit in two tensors.
+    """A batch of matmuls of one shape, which is all or a part of the work of a launch.
 
     ``c`` (batch, M, N) is the output of ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K).
     """
@@ -75,9 +75,10 @@ class MatmulPart:
 
 
 def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
-    """Verify every entry of C, and return the verdict. The verdict's error is a low estimate of C's relative error.
+    """Verify every entry of C, and return the verdict.
 
-    ``parts``: the matmuls of the launch. ``scale``: the factor in C = scale * A @ B.
+    The error in the verdict is an estimate of C's relative error. The estimate is so low that a correct C practically
+    never fails. ``parts``: the matmuls of the launch. ``scale``: the factor in C = scale * A @ B.
     """
     if parts[0].c.is_cpu:
         with use_one_torch_thread():
@@ -111,7 +112,7 @@ def _verify_entries_in_chunks(
     # For a small matmul, the norm of A (B x) may be small by chance. On average it equals the norm of C, so use the
     # larger of the two norms.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
-    # Count at most K independent errors per matmul: if K is short, the errors of the rows depend on few numbers.
+    # Count at most K independent errors per matmul, because with a small K the errors of its rows are not independent.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
         part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in tall_parts
     )
@@ -129,8 +130,8 @@ def _verify_entries_in_chunks(
         reason = (
             f"the output is {1 + slope:.6g} times the expected output; rounding changes it by at most {max_slope:.1g}"
         )
-    # By chance, the root of a mean of squares of normal random numbers may exceed its expected value by this factor
-    # (Laurent and Massart, 2000).
+    # By chance, the estimated error may exceed the true error by this factor, because it is the root of a mean of
+    # squares of random numbers. The factor is a bound for normal random numbers (Laurent and Massart, 2000).
     chance_factor = math.sqrt(1 + 2 * math.sqrt(chance_share) + 2 * chance_share)
     return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 

@@ -1,4 +1,4 @@
-"""Define the operation ``grouped``, a matmul as in a mixture of experts: its shapes, problems and base kernel."""
+"""Define the operation ``grouped``, the matmuls of a mixture of experts: its shapes, problems and base kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mamf.operations.matmul.operation import BaseMatmulOperation
 from mamf.operations.matmul.shapes import BaseMatmulProblem, BaseMatmulShape
 
 Routing = Literal["balanced", "skewed"]
-ROUTINGS: tuple[str, ...] = get_args(Routing)
+ROUTING_NAMES: tuple[str, ...] = get_args(Routing)
 
 
 @dataclass(frozen=True, order=True)
@@ -29,12 +29,12 @@ class GroupedShape(BaseMatmulShape):
     """
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "the shape of groups; write eEtTnNkK, for example e8t16384n14336k4096"
+    text_description: ClassVar[str] = "the shape of a grouped matmul: write eEtTnNkK, for example e8t16384n14336k4096"
 
     experts: int = field(metadata=describe("number of experts", parse_text=parse_size))
     tokens: int = field(
         metadata=describe(
-            "rows of A over all experts; a token that goes to two experts counts twice", parse_text=parse_size
+            "total rows of A for all experts; a token that goes to two experts counts twice", parse_text=parse_size
         )
     )
     n: int = field(metadata=describe("columns of C", parse_text=parse_size))
@@ -112,12 +112,12 @@ def _make_expert_preset(tokens: int) -> Preset[GroupedShape]:
     One matmul computes the gate and up projections, the other the down projection. ``tokens``: the number of tokens on
     one device.
     """
-    shapes: dict[GroupedShape, str] = {}
+    label_by_shape: dict[GroupedShape, str] = {}
     for name, (experts, experts_per_token, hidden_size, intermediate_size) in EXPERT_LAYER_SIZES.items():
         rows = tokens * experts_per_token
-        shapes[GroupedShape(experts, rows, 2 * intermediate_size, hidden_size)] = f"{name} gate+up"
-        shapes[GroupedShape(experts, rows, hidden_size, intermediate_size)] = f"{name} down"
-    return Preset(shapes)
+        label_by_shape[GroupedShape(experts, rows, 2 * intermediate_size, hidden_size)] = f"{name} gate+up"
+        label_by_shape[GroupedShape(experts, rows, hidden_size, intermediate_size)] = f"{name} down"
+    return Preset(label_by_shape)
 
 
 EXPERT_PRESETS: Mapping[str, Preset[GroupedShape]] = {
@@ -143,7 +143,7 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
     random_matmul_counts = (1, 2, 4, 8, 32)
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        return {**super().draw_random_case(chooser, terms), "routing": chooser.choice(ROUTINGS)}
+        return {**super().draw_random_case(chooser, terms), "routing": chooser.choice(ROUTING_NAMES)}
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[GroupedShape]:
         """Return shapes with 8 large experts (Mixtral 8x7B), 64 experts (DeepSeek-V2-Lite) and 128 (Qwen3-30B-A3B)."""
@@ -157,5 +157,5 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
         return EXPERT_PRESETS
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return the columns of a matmul's row, and a column with the number of tokens of the busiest expert."""
+        """Return the columns that reports have for every matmul, and the number of tokens of the busiest expert."""
         return {**super().make_columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}

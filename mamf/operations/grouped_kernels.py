@@ -24,7 +24,7 @@ from mamf.operations.matmul_operands import (
 from mamf.operations.operand_sets import OperandSet, view_as
 from mamf.operations.quantization import QuantizedOperand
 
-#: Texts in the error messages of grouped_mm for a shape, a layout or a device that it does not support.
+#: Texts in the errors that grouped_mm raises if it does not support a shape, a layout or a device.
 _UNSUPPORTED_ERROR_TEXTS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 

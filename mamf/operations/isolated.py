@@ -28,8 +28,8 @@ from mamf.plugins.discovery import find_entry_points, make_kernel, make_operatio
 # The checking process times launches in trials. The constants are the target duration of a trial, the maximum number
 # of trials, and the maximum number of launches in a trial.
 _TRIAL_TARGET_SECONDS, _MAX_TRIALS, _MAX_TRIAL_LAUNCHES = 0.5, 3, 2000
-# Tolerances of a trial: seconds of host time per launch and per trial, and the factor by which launches may be slower
-# than reported, because the device's clock is lower at its power limit than in short bursts of launches.
+# How much longer than reported a trial may take: seconds of host time per launch and per trial, and the factor by which
+# launches may be slower, because the device's clock is lower at its power limit than in short bursts of launches.
 _HOST_SECONDS_PER_LAUNCH, _HOST_SECONDS_PER_TRIAL, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 
@@ -71,7 +71,7 @@ class Channel:
 def serve_launches(
     channel: Channel, kernel: AnyKernel, backend: Backend, problem: Any, shape: Any, pool: OperandPool
 ) -> dict[str, str]:
-    """Launch a kernel on the operands that the checking process sends, as often as the checking process requests.
+    """Launch a kernel on the operands that the separate, checking process sends, as often as this process requests.
 
     Return the last message of the checking process: ``{"wrong": reason}`` if the result is wrong, ``{"unknown":
     reason}`` if the process could not check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any
@@ -116,7 +116,7 @@ def run_checking_process() -> None:
 
 
 def answer_check_requests(channel: Channel) -> None:
-    """Read requests for checks from the channel and answer each with a verdict, until the other process ends."""
+    """Read requests to check kernels from the channel, and answer each with a verdict, until the other process ends."""
     with suppress(ChannelError, BrokenPipeError):
         while True:
             request, _ = channel.receive()
@@ -167,7 +167,7 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
             or kernel.explain_unsupported_shape(problem, shape)
         ):
             return kernel
-    raise UnsupportedError(f"mamf has no CPU kernel that can check results in {problem.dtype}")
+    raise UnsupportedError(f"mamf has no CPU kernel that can check results in {problem.dtype}: use another --dtype")
 
 
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:

@@ -42,17 +42,18 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 from mamf.operations.quantization import QuantizedOperand, quantize_to_format
-from mamf.torch_backend import to_torch_dtype
+from mamf.torch_backend import get_torch_dtype
 
-#: Texts in the errors that cuBLAS and hipBLAS raise without an algorithm for a shape or layout, and oneDNN for a dtype
-#: that it does not support.
+#: Texts in the errors that libraries raise if they do not support the operands: cuBLAS and hipBLAS if they have no
+#: algorithm for a shape or layout, and oneDNN if it does not support a dtype.
 _UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
 # A quick check compares entries in _SAMPLED_INDEX_COUNT rows and columns of C, for _SAMPLED_MATMUL_COUNT matmuls of a
-# launch. The check must be short, because it runs in the idle time between two series of launches.
+# launch. The check must be short, because mamf runs it between two series of timed launches.
 _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
-# If the smaller operand has fewer rows than this, mamf changes the signs of the larger operand instead.
+# Between launches, mamf flips signs of the smaller operand. If it has fewer rows than this, mamf flips signs of the
+# larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
-#: A function that splits the output of a launch into batches of matmuls of one shape, with their operands.
+#: A function that splits the output of a launch into batches of matmuls of one shape, and adds their operands.
 PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
 #: rows and columns of its C. Every entry in one of these rows and one of these columns is compared.
@@ -70,7 +71,7 @@ def make_matmul_operand_set(
     split_unquantized: PartSplitter | None = None,
     find_changed_operands: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
-    """Make the operand set of one launch of matmuls, which verifies the output with sampled entries or as a whole.
+    """Make the operand set of one launch of matmuls. It verifies sampled entries of the output, or all entries.
 
     - ``launch``: runs the kernel. It returns the output, or writes it to ``c``.
     - ``split_into_parts``: splits an output into batches of matmuls of one shape, with their operands.
@@ -88,7 +89,7 @@ def make_matmul_operand_set(
         )
 
     def get_output(result: object) -> torch.Tensor:
-        """Return the output of a launch: its result if that is a tensor, or else ``c``, to which it was written."""
+        """Return the output of a launch: ``result`` if it is a tensor, or else ``c``, to which the kernel wrote."""
         return result if isinstance(result, torch.Tensor) else c
 
     def verify(result: object) -> Verdict:
@@ -134,9 +135,9 @@ def make_matmul_operand_set(
 class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     """The base class of kernels that compute one or several matmuls of torch tensors without scales."""
 
-    #: Whether the function accepts operands with unused elements after each stored row.
+    #: Whether the kernel supports operands with padding: unused elements after each stored row.
     has_padding: ClassVar[bool] = False
-    #: The supported output dtypes by operand dtype. An operand dtype that is not listed has only its default output.
+    #: The supported output dtypes, by operand dtype. Other operand dtypes have only their default output dtype.
     outputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: The operand dtypes for which the kernel has fast accumulation (partial sums with fewer bits).
     fast_dtypes: ClassVar[tuple[str, ...]] = ()
@@ -221,8 +222,8 @@ def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_Sample
 def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Choose the operand, A or B, in which signs are flipped between launches.
 
-    Return the smaller operand, because it is faster to change, but the larger one if the smaller has few rows. With few
-    rows, a kernel could update its last result from the few elements whose signs flipped, instead of computing it.
+    Return the smaller operand, because it is faster to change, but the larger one if the smaller has few rows. If only
+    few elements changed, a kernel could update its last result instead of computing a new one.
     """
     smaller, larger = sorted((a, b), key=torch.Tensor.numel)
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
@@ -259,7 +260,7 @@ def copy_selection_to_host(tensor: torch.Tensor, dim: int, indices: torch.Tensor
 
 @functools.cache
 def _list_float8_values(dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of the 256 float64 values that the bytes 0 to 255 represent in an 8-bit float dtype."""
+    """Return the values of the bytes 0 to 255 in an 8-bit float dtype, as a float64 tensor of 256 elements."""
     return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.float64)
 
 
@@ -277,8 +278,8 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
             return reason
         if problem.layout != "nt":
             return (
-                f"scaled formats need --layout nt, not {problem.layout}: scales run along K, which must be "
-                "the last dimension of both operands"
+                f"{problem.dtype} does not support --layout {problem.layout}, because scales run along K: use --layout "
+                "nt, in which K is the last dimension of both operands"
             )
         if problem.out_dtype not in self.out_dtypes:
             return (
@@ -300,12 +301,13 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         n, k = scaled_format.required_multiples_of_n_and_k if scaled_format else (1, 1)
         if shape.n % n or shape.k % k:
             return (
-                f"{problem.dtype} needs N to be a multiple of {n}, and K a multiple of {k}, not {shape.n} and {shape.k}"
+                f"{problem.dtype} does not support N = {shape.n} and K = {shape.k}: use a multiple of {n} for N and of "
+                f"{k} for K"
             )
         return None
 
     def is_refusal(self, error: Exception) -> bool:
-        # The library reports that it has no algorithm, unless torch checks the operands first and raises its own error.
+        # The library's error contains STATUS_NOT_SUPPORTED. The other errors are from torch's checks of the operands.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
@@ -326,7 +328,7 @@ def make_scaled_operand_set(
       the output.
     """
     a, b = (quantize_operand(backend, problem, shape, name, buffers) for name in ("a", "b"))
-    # Create the detector before ``bind_operands``, because a kernel may already overwrite the operands there.
+    # Create the ChangeDetector before calling ``bind_operands``, in which a kernel may already overwrite the operands.
     elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
     find_changed_operands = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
     unquantized_operands = [view_as(buffers[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]
@@ -352,7 +354,7 @@ def quantize_operand(
 
     ``buffers``: the memory of all buffers, by name. The result uses the memory of ``a_quantized`` or ``b_quantized``.
     """
-    float8_dtype, scaled_format = to_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
+    float8_dtype, scaled_format = get_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format
     nbytes = shape.element_counts[operand] // (scaled_format.values_per_byte if scaled_format else 1)
     memory = buffers[f"{operand}_quantized"][:nbytes]
     values = view_as(buffers[operand], shape.row_counts[operand], shape.k)

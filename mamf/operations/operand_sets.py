@@ -3,7 +3,8 @@
 An operand set is the inputs and outputs of one launch. Launches use several sets in turn, so that operands are not in
 the cache. A class that derives from TorchKernel implements ``make_operand_set``, which makes one set. This module does
 the rest: it takes memory from the pool, overwrites outputs with values that no launch produces ("poisons" them), checks
-that operands stay unchanged, changes operands between launches, and rewrites outputs for the classic regime.
+that launches do not modify operands, changes operands between launches, and overwrites outputs before each launch for
+the regime "classic", which repeats the measurement loop of mamf-finder.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from mamf.kernel import CELL_SIZE, Buffer, Kernel, Prepared, ProblemT, ShapeT, V
 from mamf.torch_backend import TorchBackend
 
 ResultT = TypeVar("ResultT")
-#: The name of the buffer that the classic regime copies over the output of the first operand set. If a problem has no
-#: such buffer, the regime fills the output with zeros.
+#: The name of the buffer that the regime "classic" copies to the output before each launch. If a problem has no buffer
+#: of this name, the regime fills the output with zeros.
 _REWRITE_BUFFER_NAME = "c_rewrite"
 
 
@@ -60,8 +61,8 @@ class OperandSet:
 class TorchKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that computes with torch tensors. Derived classes implement ``make_operand_set``."""
 
-    #: The name of the function in torch or torch.nn.functional that this kernel calls. Empty if every release of torch
-    #: has the function.
+    #: The name of the function in torch or torch.nn.functional that this kernel calls. If torch lacks the function, the
+    #: kernel is unavailable. Empty if every release of torch has the function.
     function: ClassVar[str] = ""
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
@@ -94,7 +95,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
         tensors = take_pool_buffers(pool, buffers)
         source = tensors.pop(_REWRITE_BUFFER_NAME, None)
-        # Create the detector before the kernel sees the operands, because make_operand_set may already overwrite them.
+        # Create the ChangeDetector before calling make_operand_set, in which a kernel may already overwrite operands.
         find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
         operand_sets = [
             kernel.make_operand_set(backend, problem, shape, set_buffers)
@@ -185,7 +186,7 @@ def _combine_checks(checks: Sequence[Callable[[object], ResultT] | None]) -> Cal
 # -- checks ------------------------------------------------------------------------------------------------------------
 
 
-# The number of columns of the table in which compute_checksums arranges the words of a tensor.
+# The number of columns of the table in which compute_checksums arranges the words (integers) of a tensor's memory.
 _CHECKSUM_COLUMNS = 4096
 
 
@@ -239,7 +240,7 @@ def use_float32_precision(precision: str) -> Iterator[None]:
 def use_one_torch_thread() -> Iterator[None]:
     """Let torch use only one CPU thread inside a with block, for small sums.
 
-    Waking 64 threads takes 20 times as long as such sums, and 60 times as long if four processes do it at once.
+    Waking 64 threads takes 20 times as long as a small sum, or 60 times as long if four processes do so at once.
     """
     thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -277,7 +278,7 @@ def verify_special_value_output(
     """Verify the output of a launch with special values, such as NaN, among the operands.
 
     ``output``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
-    everywhere. ``special_values``: a description of the special values, for the verdict. ``details``: for the verdict.
+    everywhere. ``special_values``: a description of them for the verdict. ``details``: the details of the verdict.
     """
     wrong_count = int((~((output == expected) | (output.isnan() & expected.isnan()))).sum().item())
     reason = f"{wrong_count} output values are wrong if the operands contain {special_values}"
@@ -350,8 +351,8 @@ def view_as_words(buffer: torch.Tensor) -> torch.Tensor:
 # -- changes of operands between launches ------------------------------------------------------------------------------
 
 
-# The sign bit of an 8-bit float. If a byte contains two 4-bit floats (e2m1), this is the sign bit of the upper float.
-# The second constant is the sign bit of the lower float.
+# The sign bit of an 8-bit float, which is also the sign bit of the upper float in a byte with two 4-bit floats (e2m1).
+# The second constant is the sign bit of the lower float in this byte.
 _SIGN_BIT, _SIGN_BIT_OF_LOWER_E2M1 = 0x80, 0x08
 # The number of sign patterns that SignFlipper uses per operand, and the maximum number of rows that join_rows joins.
 _SIGN_PATTERN_COUNT, _MAX_JOINED_ROWS = 16, 64
@@ -378,7 +379,7 @@ def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def join_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as (rows, columns), with up to _MAX_JOINED_ROWS of its rows joined into each row.
+    """View a contiguous tensor as a matrix, each of whose rows consists of up to _MAX_JOINED_ROWS rows of the tensor.
 
     With fewer rows, the patterns of ``SignFlipper`` need less memory, because their length grows with the rows.
     """
@@ -395,9 +396,9 @@ class SignFlipper:
     """An object that flips random signs of an operand (..., rows, K), so that results of earlier launches become wrong.
 
     A flip is exact in every dtype, and a second flip undoes the first. No kernel can predict the signs. The device
-    draws the signs, so nothing waits for the host. Patterns are drawn once, so a change is one pass over the operand.
-    Operands are 8-bit floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a
-    pattern. With the same signs in all rows, a kernel could update its last result from the half of K that flipped.
+    draws patterns of signs once, so a change is one pass over the operand, and nothing waits for the host. Operands are
+    8-bit floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a pattern,
+    because with equal signs in all rows, a kernel could update its last result from the half of K that flipped.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
@@ -424,7 +425,7 @@ class SignFlipper:
     def _sign_patterns(self) -> torch.Tensor:
         """All patterns, drawn at random with at least one flip each, as a tensor (patterns, rows + K - 1).
 
-        Its elements are factors 1 and -1, or for 8-bit floats and e2m1 values the bits of a byte to flip.
+        The elements are factors 1 and -1 or, for 8-bit floats and e2m1 values, bytes with a 1 in each bit to flip.
         """
         operand = self._operand
         size = (_SIGN_PATTERN_COUNT, operand.shape[:-1].numel() + operand.shape[-1] - 1)

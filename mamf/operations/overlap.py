@@ -25,7 +25,7 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
 OTHER_WORK_NAMES = (*COLLECTIVE_NAMES, *COPY_DIRECTIONS, *ACCESS_PATTERNS)
-#: The two values of ``OverlapProblem.timed``, which says whether a row's rate counts the matmul or the other work.
+#: The two values of ``OverlapProblem.timed``, which says which work a rate counts: the matmul or the other work.
 COUNTED_WORK_NAMES = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
@@ -53,7 +53,7 @@ class OverlapShape(BaseShape):
         matmul_text, plus, size = text.partition("+")
         if not plus:
             raise UsageError(
-                f"{text!r} is not a matmul and the size of other work; write MxNxK+SIZE, for example "
+                f"{text!r} is not a matmul and the size of other work: write MxNxK+SIZE, for example "
                 "8192x8192x8192+1GiB"
             )
         shape = MatmulShape.parse(matmul_text)
@@ -69,9 +69,10 @@ class OverlapProblem(CheckedProblem):
     """All parameters of a matmul and the other work, except their shape.
 
     - ``other``: the work that runs at the same time as matmul, one of OTHER_WORK_NAMES.
-    - ``timed``: the work whose rate a row reports, one of COUNTED_WORK_NAMES.
+    - ``timed``: the work whose rate a measurement reports, one of COUNTED_WORK_NAMES.
     - ``alone``: whether the timed work runs while the other work does not, for comparison.
-    - ``ranks``, ``blocks``: the number of ranks and of communication blocks of a collective; 1 and 0 for other work.
+    - ``ranks``: the number of ranks of a collective; 1 for other work. ``blocks``: the number of thread blocks that
+      communicate in a collective; 0 for other work.
     """
 
     operation: ClassVar[str] = "overlap"
@@ -93,7 +94,9 @@ class OverlapProblem(CheckedProblem):
     blocks: int = field(
         default=0,
         metadata=describe(
-            "number of thread blocks that communicate on each device in a collective; 0: the library chooses", minimum=0
+            "number of thread blocks that communicate on each device in a collective; 0: the library chooses the "
+            "number",
+            minimum=0,
         ),
     )
     dtype: str = "bfloat16"
@@ -112,7 +115,7 @@ class OverlapProblem(CheckedProblem):
         return self.other in COLLECTIVE_NAMES
 
     def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
-        """Return the problem and the shape of the work whose rate a row reports.
+        """Return the problem and the shape of the work whose rate a measurement reports.
 
         The problem and the shape belong to the operation of this work, such as MatmulProblem and MatmulShape.
         """
@@ -151,8 +154,8 @@ class OverlapProblem(CheckedProblem):
 class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
     """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
 
-    A launch of this kernel runs only the work whose rate a row reports. 'mamf overlap' runs the matmul and the other
-    work at the same time.
+    A launch of this kernel runs only the work whose rate a measurement reports. 'mamf overlap' runs the matmul and the
+    other work at the same time.
     """
 
     operation = "overlap"
@@ -167,7 +170,10 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel for the work whose rate a row reports. Raises UnavailableError if no kernel runs here."""
+        """Return the kernel for the work whose rate a measurement reports.
+
+        Raises UnavailableError if no kernel can run on this backend.
+        """
         counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
             return choose_matmul_kernel(backend, counted_problem)

@@ -36,7 +36,7 @@ class QuantizedOperand:
     """A quantized matmul operand with rows of K values.
 
     - ``elements``: 8-bit floats (rows, K), or bytes (rows, K/2) of two e2m1 values, the first in the lower half.
-    - ``scales``: one scale per block (rows of blocks, blocks along K). e8m0 scales are stored as bytes.
+    - ``scales``: one scale per block, in the shape (rows of blocks, blocks along K). e8m0 scales are stored as bytes.
     - ``scaling``: the size of a block and the dtype of the scales.
     """
 
@@ -128,7 +128,7 @@ def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_ma
     ``format_max``: the largest number of the format.
     """
     if scaling.scale_dtype == "float8_e8m0fnu":
-        # frexp returns the exponent floor(log2) + 1, so a difference of two exponents is the difference of floor(log2).
+        # frexp returns floor(log2) + 1 as the exponent, so the difference of two exponents is that of floor(log2).
         exponents = torch.frexp(block_maxima)[1] - torch.frexp(torch.tensor(format_max))[1].to(block_maxima.device)
         return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
     scales = block_maxima / format_max
@@ -151,7 +151,7 @@ def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
 def apply_scales(values: torch.Tensor, scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Multiply each value of a tensor (rows, K) by the scale of its block, and return the products.
 
-    ``scales``: one number per block (rows of blocks, blocks along K).
+    ``scales``: one number per block, in the shape (rows of blocks, blocks along K).
     """
     return (view_as_blocks(values, scaling) * scales[:, None, :, None]).view(values.shape)
 

@@ -19,31 +19,31 @@ from mamf.plugins.discovery import make_operation
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes of its row."""
+    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes in the log."""
 
-    fields: tuple[tuple[str, Any], ...]
+    record_fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)
 
     def __str__(self) -> str:
-        return " ".join(f"{name}={value}" for name, value in self.fields)
+        return " ".join(f"{name}={value}" for name, value in self.record_fields)
 
 
 @dataclass(frozen=True)
 class UnknownProblem:
     operation: str  # type: ignore[misc]  # This name differs by instance, that of other problems by class.
-    fields: tuple[tuple[str, Any], ...]
+    record_fields: tuple[tuple[str, Any], ...]
 
     @property
     def dtype(self) -> str:
-        return str(dict(self.fields).get("dtype", "unknown"))
+        return str(dict(self.record_fields).get("dtype", "unknown"))
 
     @property
     def data(self) -> str:
-        return str(dict(self.fields).get("data", "normal"))
+        return str(dict(self.record_fields).get("data", "normal"))
 
     @property
     def seed(self) -> int:
-        return int(dict(self.fields).get("seed", 0))
+        return int(dict(self.record_fields).get("seed", 0))
 
     def compute_work(self, shape: UnknownShape) -> Work:
         return shape.work
@@ -75,7 +75,7 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape of a ceiling of this operation, with 0 FLOP and 0 bytes, because the ceiling lacks both."""
+        """Return the shape of a ceiling, given its text. A ceiling does not say its FLOP and bytes, so both are 0."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 
@@ -85,13 +85,13 @@ class UnknownOperation(Operation[Any, Any]):
         return UnknownShape(make_hashable_record(record), work)
 
     def make_shape_record(self, shape: UnknownShape) -> dict[str, Any]:
-        return restore_record(shape.fields)
+        return restore_record(shape.record_fields)
 
     def read_problem_record(self, record: Mapping[str, Any]) -> UnknownProblem:
         return UnknownProblem(self.name, make_hashable_record(record))
 
     def make_problem_record(self, problem: UnknownProblem) -> dict[str, Any]:
-        return restore_record(problem.fields)
+        return restore_record(problem.record_fields)
 
 
 def make_hashable_record(record: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
@@ -106,7 +106,7 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Return whether the highest rate of the operation ``name`` is the compute limit of a device, as for matmul.
+    """Return whether the highest rate of the operation ``name`` is a device's compute limit ("roof"), as for matmul.
 
     Reports show the rates of other operations as shares of this limit.
     """

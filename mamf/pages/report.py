@@ -177,7 +177,7 @@ def _make_folder_page(path: Path) -> Page:
         return _make_ranks_page(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
-        raise UsageError(f"{path} has no logs: give a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
+        raise UsageError(f"{path} has no logs: give a folder that has run logs, such as that of 'mamf node'")
     return make_report_page(logs)
 
 
@@ -231,8 +231,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log. Their labels begin with the name of the device if each log is of another
-    device, or with the name of the log if logs have equal titles.
+    """Yield the headline figures of each log. The labels begin with the name of the device if all logs are of different
+    devices, or with the name of the log if several logs have equal titles.
     """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]

@@ -43,6 +43,7 @@ _UNCHECKED_METHODS = (
     "record_mark",
     "record_idle_mark",
     "wait_for_mark",
+    "is_mark_reached",
     "submit",
     "synchronize",
     "flush_cache",

@@ -88,7 +88,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
                 encode_record(record, make_known_ceiling_record(row) if isinstance(row, Rate) else asdict(row))
             )
     lines.append(encode_record("summary", {name: getattr(profile, name) for name in _SUMMARY_FIELDS}))
-    return create_file_atomically(path, b"".join(lines), may_add_number=True)
+    return create_file_atomically(path, b"".join(lines), may_add_number_to_name=True)
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:

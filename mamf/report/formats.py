@@ -64,6 +64,12 @@ def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, l
         if shown_columns
         else ""
     )
+    if width is not None and shown_columns and shown_columns[-1].is_left_aligned:
+        # Break long texts in the last column at spaces, and continue them below their first word.
+        widths = [_measure_column_width(each, rows) + len(COLUMN_GAP) for each in shown_columns[:-1]]
+        indent = min(sum(widths), width // 2)
+        lines = table_text.splitlines()
+        table_text = "".join(f"{wrap_line(each, width, indent - len(each) + len(each.lstrip()))}\n" for each in lines)
     text = _format_lines([block.title] if block.title else [], width) + table_text + _format_lines(block.notes, width)
     return text, [column.title for column in columns if column not in shown_columns]
 

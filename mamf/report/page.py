@@ -14,7 +14,7 @@ import importlib.resources
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
@@ -95,14 +95,17 @@ class Page:
     links: Sequence[tuple[str, str]] = ()
 
 
-def render_page(page: Page) -> str:
-    """Return a page as a complete HTML file."""
+def render_page(page: Page, track_sections: Callable[[list[Section]], Iterable[Section]] = iter) -> str:
+    """Return a page as a complete HTML file. ``track_sections``: yields the sections that it gets, and may show the
+    progress, because drawing the pictures of many sections takes long.
+    """
     style, script = _read_template_file("style.css") + _make_color_variables(), _read_template_file("script.js")
     policy = (
         f"default-src 'none'; style-src {_make_csp_hash(style)}; script-src {_make_csp_hash(script)}; base-uri 'none'; "
         "form-action 'none'"
     )
-    return _load_template("page.html").render(page=page, style=style, script=script, policy=policy)
+    values = {"page": page, "style": style, "script": script, "policy": policy, "track_sections": track_sections}
+    return _load_template("page.html").render(values)
 
 
 def render_fragment(document: Document) -> str:
@@ -155,8 +158,8 @@ def _load_template(name: str) -> Template:
 
 
 def _escape_invisible_text(value: Any) -> Any:
-    """Escape the invisible characters of a value that a template prints, if it is a text and not markup of a template.
-    Jinja escapes the markup in texts.
+    """Escape the invisible characters of a value that a template prints, if the value is a text and not markup of a
+    template. Jinja then escapes the markup characters in the text.
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
@@ -179,9 +182,9 @@ def sanitize_address(address: str) -> str:
 
 # -- turning pictures into SVG elements --------------------------------------------------------------------------------
 
-# The policy of a page forbids style attributes, and colors depend on dark mode. So the styles of an SVG become plain
-# attributes whose colors are variables of the style sheet. Each bar and point gets a <title> with its figures, which
-# the script of the page shows next to the pointer.
+# The Content-Security-Policy of a page forbids style attributes, and colors depend on dark mode. Therefore the code
+# turns the styles of an SVG into plain attributes whose colors are variables of the style sheet. Each bar and point
+# gets a <title> with its figures, which the script of the page shows next to the pointer.
 _SVG_NAMESPACE, _LINK_ATTRIBUTE = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 #: CSS value of each color of pictures. Colors that are missing here stay unchanged.
 _CSS_VALUE_BY_COLOR: Mapping[str, str] = {
@@ -234,7 +237,7 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
         # Ignore warnings of characters that matplotlib's font lacks, because the browser has other fonts.
         warnings.filterwarnings("ignore", "Glyph")
         axes = figure.subplots()
-        panel.draw(axes)
+        (panel.draw_on_page or panel.draw)(axes)
         axes.set_facecolor("none")
         tooltips_by_id = dict(_assign_tooltip_ids(figure))
         image = io.BytesIO()

@@ -73,6 +73,7 @@ class Physics:
     Launches and memory:
 
     - ``host_launch_seconds``: time that the host needs for one launch.
+    - ``queue_capacity``: how many launches the host can queue before it must wait for the device.
     - ``nonzero_data_slowdown``: share by which a matmul takes longer if its operands are not zeros.
     - ``memory_bandwidth``, ``memory_bytes``, ``cache_bytes``: bandwidth and size of the memory, and size of the cache.
     - ``cached_saving_share``: share by which a launch is shorter if its operands are still in the cache.
@@ -115,6 +116,7 @@ class Physics:
     cached_saving_share: float = 0.02
     memory_bytes: int = 80 * 10**9
     host_launch_seconds: float = 20e-6
+    queue_capacity: int = 1024
     intervals_per_glitch: int = 0
     timer_overhead_seconds: float = 3.7e-6
     rested_saving_share: float = 0.01
@@ -233,6 +235,8 @@ class SimulatedBackend(Backend):
         # fully_awake_time, because it must wake up first.
         self.rested_end_time = self.fully_awake_time = 0.0
         self.interval_count = 0
+        # When the device finishes each of the last launches, of which ``queue_capacity`` can be queued.
+        self._launch_end_times: deque[float] = deque(maxlen=self.device_physics.queue_capacity)
         self._variation_by_capped = {
             True: self.device_physics.capped_variation,
             False: self.device_physics.boost_variation,
@@ -336,6 +340,9 @@ class SimulatedBackend(Backend):
     def wait_for_mark(self, mark: float) -> None:
         self.host_time = max(self.host_time, mark)
 
+    def is_mark_reached(self, mark: float) -> bool:
+        return mark <= self.host_time
+
     def compute_seconds_between(self, start: float, end: float) -> float:
         self.interval_count += 1
         return (
@@ -419,6 +426,8 @@ class SimulatedBackend(Backend):
         return target_time
 
     def _run_on_device(self, seconds: float, watts: float) -> None:
+        if len(self._launch_end_times) == self.device_physics.queue_capacity:
+            self.host_time = max(self.host_time, self._launch_end_times[0])
         self.host_time += self.device_physics.host_launch_seconds
         self.cycle_counter += seconds * self.clock_hz * self._true_clock_share
         if self.is_after_mark:
@@ -426,6 +435,7 @@ class SimulatedBackend(Backend):
             self.cycle_counter += self.device_physics.timer_overhead_seconds * self.clock_hz
             self.is_after_mark = False
         self.device_time = self._idle_until_time(self.host_time) + seconds
+        self._launch_end_times.append(self.device_time)
         self._add_energy(seconds, watts)
 
     def _add_energy(self, seconds: float, watts: float) -> None:

@@ -131,7 +131,7 @@ class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], Band
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        return super().prepare(backend, problem, shape, pool, problem.limit_operand_sets(shape, sets), rewrite)
+        return super().prepare(backend, problem, shape, pool, problem.limit_operand_set_count(shape, sets), rewrite)
 
 
 class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel):

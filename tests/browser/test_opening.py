@@ -34,6 +34,19 @@ def test_a_page_is_no_wider_than_a_phone(name, browser, page):
     assert browser.evaluate("return document.documentElement.scrollWidth") <= PHONE
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_pictures_fit_a_phone_and_their_texts_can_be_read(name, browser, page):
+    browser.open(page(name), PHONE)
+    look = """document.querySelectorAll('details').forEach((each) => { each.open = true; });
+    return [...document.querySelectorAll('.pictures svg')].map((svg) => [
+      svg.parentElement.scrollWidth - svg.parentElement.clientWidth,
+      Math.min(...[...svg.querySelectorAll('text')].map((text) => parseFloat(getComputedStyle(text).fontSize)))
+        * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width])"""
+    for overflow, pixels in browser.evaluate(look):
+        assert overflow <= 0
+        assert pixels >= 9
+
+
 def test_the_policy_lets_nothing_in_that_is_not_the_pages_own(browser, page, tmp_path):
     altered = tmp_path / "altered.html"
     altered.write_text(page("find").read_text().replace("</body>", INJECTED))

@@ -252,8 +252,8 @@ def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, as
     [
         ("flash-attn-2", "flash_attn_4", "the installed module flash_attn contains only FlashAttention 4"),
         ("flash-attn-4", "flash_attn_2", "the package flash-attn-4 is not installed"),
-        ("sage-1", "sage_2", "the installed sageattention has version 2.2.0"),
-        ("sage-2", "sage_1", "the installed sageattention has version 1.0.6"),
+        ("sage-1", "sage_2", "the installed sageattention has version 2.2.0, but SageAttention 1 is needed"),
+        ("sage-2", "sage_1", "the installed sageattention has version 1.0.6, but SageAttention 2 is needed"),
     ],
 )
 def test_another_library_of_that_name_does_not_pass_for_it(library, name, other, said):
@@ -420,7 +420,7 @@ def test_sparges_limits_are_known(library, name):
 
 def test_sparges_fp8_masks_whole_blocks_only_and_so_is_not_causal(library, monkeypatch):
     kernel, backend = library("sparge-fp8-topk")
-    assert "diagonal" in kernel.explain_unsupported_shape(AttentionProblem(), shape_of(CAUSAL))
+    assert "wrong with a causal mask" in kernel.explain_unsupported_shape(AttentionProblem(), shape_of(CAUSAL))
     assert not verdict_of(kernel, backend, CAUSAL).ok
     assert attention_kernel("sparge-fp16-topk").explain_unsupported_shape(AttentionProblem(), shape_of(CAUSAL)) is None
 

@@ -295,7 +295,7 @@ def test_a_backend_that_captures_something_else_is_named(captured):
 def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
     problem, shape, backend = DecodeProblem(graph=True), "b2h8kv2q1c300d64", with_graphs()
     small = replace(problem)
-    object.__setattr__(small, "count_launches", lambda shape: 3)
+    object.__setattr__(small, "count_kernel_launches", lambda shape: 3)
     ready = prepared(SdpaKvcache(), backend, shape, small, sets=3)
     assert (len(ready.launches), backend.captured) == (1, 3)
     assert verified(ready).ok

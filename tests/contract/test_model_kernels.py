@@ -194,7 +194,7 @@ class Sequential(TorchAttention):
 def test_an_attention_of_forward_alone_has_that_phase_alone():
     kernel = TorchModel(f"{__name__}:Sequential")
     checked(LLAMA, kernel).warm_up_and_verify(cpu())
-    assert "supports only --direction fwd" in kernel.explain_unsupported_problem(
+    assert "--direction fwd+bwd: use fwd" in kernel.explain_unsupported_problem(
         cpu(), replace(LLAMA, phase="forward-backward")
     )
 

@@ -180,9 +180,9 @@ def test_what_a_format_cannot_is_said(backend, problem, told):
 @pytest.mark.parametrize(
     ("dtype", "shape", "told"),
     [
-        ("fp8_1x128_128x128", "128x64x128", "N to be a multiple of 128"),
-        ("mxfp8", "128x128x48", "K a multiple of 32"),
-        ("fp8_rowwise", "128x8x64", "N to be a multiple of 16"),
+        ("fp8_1x128_128x128", "128x64x128", "use a multiple of 128 for N"),
+        ("mxfp8", "128x128x48", "of 32 for K"),
+        ("fp8_rowwise", "128x8x64", "use a multiple of 16 for N"),
     ],
 )
 def test_blocks_must_be_whole(dtype, shape, told):

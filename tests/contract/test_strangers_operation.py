@@ -143,7 +143,7 @@ def test_whoever_has_it_not_sees_its_log_all_the_same(log, uninstall, run):
         (["--shapes", "12"], "'12' is not a shape; write ROWSxWIDTH"),
         (["--set", "epz=1"], "unknown field of layer_norm 'epz' (did you mean 'eps'?)"),
         (["--set", "eps=small"], "field eps of layer_norm: 'small' is not a number"),
-        (["--set", "eps"], "--set eps: write eps=VALUE"),
+        (["--set", "eps"], "--set eps: eps has no value; write eps=VALUE"),
         (["--kernel", "tritonn"], "unknown layer_norm kernel 'tritonn'"),
         (["--dtype", "fp33"], "unknown dtype 'fp33'"),
         (["--m", "12"], "unknown option '--m'"),

@@ -75,6 +75,6 @@ def install(patch):
         "QUICK_SCHEDULE",
         replace(grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=3)),
     )
-    patch.setattr(GridSearchStrategy, "sustained_candidate_count", 1)
+    patch.setattr(GridSearchStrategy, "sustained_visit_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))

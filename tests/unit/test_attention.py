@@ -20,6 +20,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.operations.attention.operation import ATTENTION_PRESETS, AttentionOperation, AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.plugins.discovery import load_backend_class
+from mamf.report.document import describe_counted_work
 from mamf.statistics import Interval
 from mamf.testing import SimulatedAttention, SimulatedBackend, SimulatedMatmul
 
@@ -58,6 +59,11 @@ def test_flop_follow_the_convention_that_is_named():
     assert AttentionProblem(direction="fwd+bwd").compute_flop(LONG) == 3.5 * LONG.flop
     half = dataclasses.replace(LONG, causal=True).flop / LONG.flop
     assert half == pytest.approx(0.5, rel=2e-4)
+    works = [AttentionProblem(direction=direction).compute_work(LONG) for direction in ("fwd", "bwd")]
+    formulas = "4*b*h*pairs*d in fwd; 10*b*h*pairs*d in bwd"
+    assert (
+        describe_counted_work(works) == f"counted: each operand and result once; masked pairs not counted; {formulas}"
+    )
 
 
 def test_bytes_are_each_operand_once():

@@ -46,12 +46,12 @@ class Batch:
 )
 def test_tokens_are_found_whatever_holds_them(batch):
     found = read_batch_sizes(batch)
-    assert (found.tokens, found.samples, found.sequence_counts) == (4 * 128, 4, [(4, 128)])
+    assert (found.token_count, found.sample_count, found.sequence_counts) == (4 * 128, 4, [(4, 128)])
 
 
 def test_batches_within_a_batch_are_added_up():
     found = read_batch_sizes([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
-    assert (found.tokens, found.samples, found.sequence_counts) == (350, 5, [(2, 100), (3, 50)])
+    assert (found.token_count, found.sample_count, found.sequence_counts) == (350, 5, [(2, 100), (3, 50)])
 
 
 def test_ids_of_other_dimensions_are_sequences_along_the_last():
@@ -62,8 +62,8 @@ def test_ids_of_other_dimensions_are_sequences_along_the_last():
 @pytest.mark.parametrize("batch", [IMAGES, (IMAGES, CLASSES), {"pixel_values": IMAGES, "labels": CLASSES}])
 def test_images_are_samples_and_no_tokens(batch):
     found = read_batch_sizes(batch)
-    assert math.isnan(found.tokens)
-    assert (found.samples, found.sequence_counts) == (4, [])
+    assert math.isnan(found.token_count)
+    assert (found.sample_count, found.sequence_counts) == (4, [])
 
 
 def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
@@ -86,7 +86,7 @@ def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
 )
 def test_what_is_given_is_taken(tokens, samples, found):
     taken = read_batch_sizes((IMAGES, CLASSES), tokens, samples)
-    assert (taken.tokens, taken.samples) == pytest.approx(found[:2], nan_ok=True)
+    assert (taken.token_count, taken.sample_count) == pytest.approx(found[:2], nan_ok=True)
     assert taken.sequence_counts == found[2]
 
 

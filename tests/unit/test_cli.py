@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from mamf.cli import COMMAND_DESCRIPTIONS, COMMANDS_BY_HEADING, main
-from mamf.cli.terminal import parse_duration, print_line
+from mamf.cli.progress import ProgressBar
+from mamf.cli.terminal import parse_duration, print_line, warn
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -52,7 +53,7 @@ def test_mamf_finders_spelling_works(sweep):
     [
         ("--versoin", "unknown option '--versoin' (did you mean --version?)"),
         ("swep", "there is no command 'swep' (did you mean sweep?)"),
-        ("quux", "there is no command 'quux'; mamf --help lists them"),
+        ("quux", "there is no command 'quux'; mamf --help lists all commands"),
     ],
 )
 def test_what_is_wrong_before_any_command_is_named(run, argument, complaint):
@@ -283,6 +284,15 @@ def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
     assert out.count("unavailable:") == out.count("to enable it:")
 
 
+@pytest.mark.parametrize("command", [["backends"], ["kernels", "--backend", "cpu"]])
+def test_a_terminal_of_80_columns_cuts_no_word_of_a_list(run, monkeypatch, command):
+    _, whole, _ = run(*command)
+    monkeypatch.setattr("mamf.cli.terminal.find_terminal_columns", lambda stream=None: 80)
+    _, broken, _ = run(*command)
+    assert max(map(len, whole.splitlines())) > 80 >= max(map(len, broken.splitlines()))
+    assert whole.split() == broken.split()
+
+
 @pytest.mark.parametrize(("backend", "check"), [("cpu", "cpu load"), (SIMULATED[1], "host load")])
 def test_doctor_gives_verdicts(run, monkeypatch, looked_at_load, backend, check):
     monkeypatch.setattr(psutil, "cpu_percent", looked_at_load)
@@ -344,6 +354,17 @@ def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables
     stream = io.StringIO()
     print_line("OK", stream)
     assert stream.getvalue() == "OK\n"
+
+
+def test_a_warning_clears_the_progress_line_which_then_appears_below_it(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with ProgressBar(None) as progress:  # without a count, the line shows no time
+        progress.show_phase("warming up")
+        warn("the card is hot")
+        *_, line, blanks, warning, line_below = sys.stderr.getvalue().split("\r")
+    assert (line, warning) == (line_below, "mamf: the card is hot\n")
+    assert "warming up" in line
+    assert blanks == " " * len(line)
 
 
 @pytest.mark.parametrize(("typed", "follows"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])

@@ -69,12 +69,12 @@ def test_an_8_bit_cache_halves_its_bytes_alone():
 
 def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
     shape, one, many = parse("b1h32kv8q1c1024d128"), DecodeProblem(), DecodeProblem(graph=True)
-    count = many.count_launches(shape)
-    assert one.count_launches(shape) == 1
+    count = many.count_kernel_launches(shape)
+    assert one.count_kernel_launches(shape) == 1
     assert many.compute_work(shape).nbytes == count * one.compute_work(shape).nbytes
     assert count == 64 or many.compute_work(shape).nbytes >= 512 * 2**20
     assert many.list_buffers(shape)["k"].elements == count * one.list_buffers(shape)["k"].elements
-    assert many.count_launches(parse("b64h32kv8q1c8192d128")) == 3
+    assert many.count_kernel_launches(parse("b64h32kv8q1c8192d128")) == 3
 
 
 @pytest.mark.parametrize(("letter", "mean"), [("u", 0.5), ("t", 0.25)])
@@ -97,7 +97,10 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
     ("text", "reason"),
     [
         ("b1h16q1", "'b1h16q1' is not a decode shape: write it like b64h32kv8q1c8192d128p16"),
-        ("b1h6kv4q1c8d64", "the number of query heads (6) must be a multiple of the number of kv heads (4)"),
+        (
+            "b1h6kv4q1c8d64",
+            "the number of query heads (6) must be a multiple of the number of kv heads (4): change one of them",
+        ),
         ("b1h4q9c8d64", "9 new tokens do not fit in a sequence of 8 tokens: --cache-lens includes the new tokens"),
         (
             "b1h4kv2q1c8d576v512l",
@@ -146,6 +149,14 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
     assert run("show", "run.jsonl", "--format", "json")[1] == out
     code, _, err = decode("--operation", "decode", "--resume", "run.jsonl")
     assert (code, err) == (0, "")
+
+
+def test_one_message_names_both_ceilings_that_a_short_budget_leaves_unconfirmed(decode):
+    code, out, err = decode("--preset", "llama-8b-decode", "--budget", "1s")
+    said = "no bfloat16 burst ceiling and no read bandwidth burst ceiling was confirmed in 0.25 s"
+    assert (code, out.count(said), err.count(said)) == (0, 1, 1)
+    assert (out + err).count("was confirmed in") == 2
+    assert err.count("0.25 of the usual 12 s for the bfloat16 ceiling and the read bandwidth ceiling: ") == 1
 
 
 def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):

@@ -18,6 +18,7 @@ from mamf.report.document import (
     format_four_digits,
     format_percent,
     format_rate,
+    make_text_table,
 )
 from mamf.report.formats import FORMATTERS
 
@@ -171,6 +172,13 @@ def test_units_scale(rate, unit, text):
 def test_one_unit_fits_all_rates_of_a_table():
     assert choose_unit("TB/s", [3.2, 7.87e-05]) == ("TB/s", 1.0)
     assert choose_unit("TFLOPS", []) == ("TFLOPS", 1.0)
+
+
+def test_a_narrow_terminal_breaks_a_text_in_the_last_column_and_aligns_its_parts():
+    table = make_text_table(("kernel", "on this device"), [("mm", "needs a GPU; use the CPU"), ("x", "available")])
+    assert shown("table", table, width=22) == (
+        "kernel  on this device\nmm      needs a GPU;\n        use the CPU\nx       available\n"
+    )
 
 
 def test_a_narrow_terminal_keeps_both_ends_of_long_names():

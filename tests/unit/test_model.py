@@ -11,7 +11,7 @@ from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule, SustainedRegime
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import MeasurementRequest, Preset
-from mamf.operations.model.operation import FIELDS_BY_SIZE, PHASES, ModelProblem, ModelShape
+from mamf.operations.model.operation import FIELDS_BY_SIZE, TRAINING_PHASES, ModelProblem, ModelShape
 from mamf.plugins.discovery import make_kernel, make_operation
 from mamf.report.kernels import make_part_table
 from mamf.testing import SimulatedModel
@@ -105,7 +105,7 @@ def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, a
     assert [model.list_identifying_fields(problem)[0] for problem in request.make_problems(backend)] == architectures
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", TRAINING_PHASES)
 def test_a_simulated_step_has_its_columns(backend, phase):
     problem, shape = ModelProblem(phase=phase), SHAPE
     row = measured(backend, problem, shape, SustainedRegime)
@@ -125,7 +125,7 @@ def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
 
 
 def test_backward_and_optimizer_are_differences_with_intervals(backend):
-    rows = [measured(backend, ModelProblem(phase=phase), SHAPE, SustainedRegime) for phase in PHASES]
+    rows = [measured(backend, ModelProblem(phase=phase), SHAPE, SustainedRegime) for phase in TRAINING_PHASES]
     table, _ = make_part_table(rows)
     ((step, phases),) = table.rows
     read = {column.name: column.read_value((step, phases)) for column in table.columns}

@@ -283,11 +283,11 @@ def test_a_counter_in_another_program_raises_nothing_and_knows_what_it_missed(mo
     whole, missed = StepFlopCounter(), StepFlopCounter()
     missed.flop_registry[torch.ops.aten.mm] = broken
     for counter in (whole, missed):
-        counter.start()
+        counter.start_counting()
         torch.ones(4, 8) @ torch.ones(8, 2)
-        counter.stop()
-    assert whole.stop() == 2 * 4 * 8 * 2
-    assert missed.stop() != missed.stop()
+        counter.stop_counting()
+    assert whole.stop_counting() == 2 * 4 * 8 * 2
+    assert missed.stop_counting() != missed.stop_counting()
 
 
 def test_products_of_an_optimizer_are_not_counted():

@@ -40,6 +40,7 @@ OTHER_MEANING = {
     ("--ceiling", "explain"): "the matmul to explain",
     ("--ceiling", "profile"): "one log per option, which may be repeated",
     ("--devices", "node"): "not the devices of ranks",
+    ("--dtype", "model"): "of a model's parameters and activations, in two dtypes only",
     ("--from", "profile"): "a trace, which no other command reads",
     ("--operation", "attention"): "only attention or decode",
     ("--output", "plot"): "a picture",

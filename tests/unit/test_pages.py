@@ -4,6 +4,7 @@ import base64
 import dataclasses
 import hashlib
 import html.parser
+import io
 import json
 import re
 import sys
@@ -194,8 +195,18 @@ def test_the_command_writes_one_file_and_replaces_none(tmp_path, monkeypatch, ca
     assert main(["report", str(FIND), "-o", "page.html"]) == 2
     assert "page.html exists" in capsys.readouterr().err
     assert main(["report", str(FIND), "-o", "page.html", "--overwrite"]) == 0
-    assert main(["report", "missing.jsonl"]) == 2
-    assert "missing.jsonl" in capsys.readouterr().err
+    capsys.readouterr()
+    assert main(["report", "missing.jsonl", "-o", "page.html"]) == 2
+    assert "cannot read missing.jsonl" in capsys.readouterr().err
+
+
+def test_a_terminal_shows_how_many_sections_are_drawn(tmp_path, monkeypatch):
+    stderr = io.StringIO()
+    monkeypatch.setattr(stderr, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stderr", stderr)
+    assert main(["report", str(FIND), "-o", str(tmp_path / "page.html")]) == 0
+    assert "drawing:   0%" in stderr.getvalue()
+    assert stderr.getvalue().endswith("\r")  # the last line is cleared
 
 
 def test_old_and_new_are_compared_without_a_verdict(capsys):

@@ -6,7 +6,7 @@ from typing import Literal
 import pytest
 
 from mamf.errors import MAX_RUN_ROWS, UsageError, parse_size
-from mamf.operation import DERIVED_METADATA, CheckedProblem, combine_values, describe, get_parameters
+from mamf.operation import DERIVED_METADATA, CheckedProblem, describe, get_parameters, yield_combinations
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def test_a_problem_has_allowed_values(fields, message):
 
 
 def test_values_are_combined_but_not_without_bound():
-    assert list(combine_values({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
-    assert list(combine_values({})) == [{}]
+    assert list(yield_combinations({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
+    assert list(yield_combinations({})) == [{}]
     with pytest.raises(UsageError, match="rows, but at most"):
-        combine_values({"a": range(MAX_RUN_ROWS), "b": [1, 2]})
+        yield_combinations({"a": range(MAX_RUN_ROWS), "b": [1, 2]})

@@ -206,7 +206,7 @@ def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(p
     )
 
 
-@pytest.mark.parametrize("shape", [FAT, MatmulShape(32768, 32768, 22800)])
+@pytest.mark.parametrize("shape", [FAT, MatmulShape(32768, 32768, 22800), MatmulShape(3072, 4096, 4096), SMALL])
 def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
     def seconds(**physics):
         backend = SimulatedBackend(physics=dataclasses.replace(QUIET, **physics))
@@ -216,6 +216,21 @@ def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
     assert max(seconds(energy_update_seconds=60.0)) == pytest.approx(max(seconds()), rel=1e-4), (
         "a counter that stands still"
     )
+
+
+def test_sustained_does_not_count_the_time_in_which_the_host_leaves_the_device_idle():
+    class SleepyHost(SimulatedBackend):
+        def wait_for_mark(self, mark):
+            super().wait_for_mark(mark)
+            self.wakes = getattr(self, "wakes", 0) + 1
+            self.host_time += 0.15 if self.wakes % 7 == 0 else 0.0
+
+    steady, sleepy = (
+        take(started(SustainedRegime, backend(physics=QUIET)), FAT) for backend in (SimulatedBackend, SleepyHost)
+    )
+    assert sleepy.rate("mean") == pytest.approx(steady.rate("mean"), rel=0.003)
+    assert not steady.remarks
+    assert [remark for remark in sleepy.remarks if "the host could not keep it busy" in remark]
 
 
 def test_power_without_ticks_is_that_of_the_sensor():

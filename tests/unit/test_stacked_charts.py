@@ -1,10 +1,15 @@
 """Stacked bars: the phases of a model's step with its MAMFU."""
 
+import re
+from xml.etree.ElementTree import fromstring
+
 import pytest
 
 from mamf.measurement import Measurement, Rate
-from mamf.operations.model.operation import PHASES, ModelProblem, ModelShape
+from mamf.operations.model.operation import TRAINING_PHASES, ModelProblem, ModelShape
 from mamf.report.charts.logs import make_model_chart
+from mamf.report.charts.picture import PANEL_WIDTH_INCHES
+from mamf.report.page import make_picture_template_values
 from mamf.statistics import summarize_samples
 
 HEADER = {"device": {"name": "x"}, "environment": {}}
@@ -21,7 +26,7 @@ def row(phase="step", context=1024, milliseconds=None, kernel="torch[sdpa]", **f
     return Measurement(shape, kernel, problem, "sustained", "mean", "ok", "", summary, tuple(samples), launches=10)
 
 
-STEP = [row(phase) for phase in PHASES]
+STEP = [row(phase) for phase in TRAINING_PHASES]
 
 
 def parts(rows):
@@ -31,7 +36,7 @@ def parts(rows):
 @pytest.mark.parametrize(
     ("phases", "expected"),
     [
-        (PHASES, {"forward": 10, "backward": 21, "optimizer step": 3}),
+        (TRAINING_PHASES, {"forward": 10, "backward": 21, "optimizer step": 3}),
         (["step", "forward"], {"forward": 10, "backward and optimizer step": 24}),
         (["forward-backward", "step"], {"forward and backward": 31, "optimizer step": 3}),
         (["step"], {"forward and backward and optimizer step": 34}),
@@ -55,3 +60,19 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
         f"compiled, {shares[1]:.1f} % MAMFU",
     ]
     assert "500" in chart.notes[0] and "context length 1k" in chart.title
+
+
+def test_on_a_page_a_chart_of_many_bars_is_high_but_no_wider_and_cuts_no_label():
+    names = ["torch[sdpa]", "a.module.with.a.long.path:AndAClass (by path)"] + [
+        f"kernel-{number}" for number in range(8)
+    ]
+    few, many = (
+        make_picture_template_values(make_model_chart([row(kernel=name) for name in some], KNOWN, HEADER))["pictures"]
+        for some in (names[:2], names)
+    )
+    sizes = [re.search('viewBox="0 0 (.*?) (.*?)"', svg).groups() for (svg,) in (few, many)]
+    (few_width, few_height), (many_width, many_height) = (map(float, size) for size in sizes)
+    assert few_width == many_width == pytest.approx(72 * PANEL_WIDTH_INCHES, abs=0.1)
+    assert many_height > 2 * few_height
+    texts = " ".join(text.text for text in fromstring(many[0]).iter("text"))
+    assert all(name in texts for name in names)

@@ -80,6 +80,10 @@ class TwoQueues(SimulatedBackend):
         self.resolve()
         self.host_time = max(self.host_time, mark.end)
 
+    def is_mark_reached(self, mark):
+        self.resolve()
+        return mark.end <= self.host_time
+
     def synchronize(self):
         self.resolve()
         self.host_time = max(self.host_time, self.time)

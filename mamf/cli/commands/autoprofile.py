@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf autoprofile                                      ./autoprofile: ceilings, attention, a model step, SUMMARY.md
   mamf autoprofile --output-folder h200 --budget 10m
-  mamf report autoprofile                               the folder as one page
+  mamf report autoprofile                               show the folder as one page
 Run the command again to measure what is missing.
 """
 _DEFAULT_BUDGET_SECONDS, _DEFAULT_CPU_BUDGET_SECONDS = 270.0, 150.0
@@ -86,7 +86,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 skip_reasons[name] = str(error)
-                # Only a missing log makes the command fail: a missing picture does not change the exit code.
+                # Let only a missing log change the exit code: the summary is useful without a picture.
                 exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:

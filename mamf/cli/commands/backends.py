@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.terminal import print_line
+from mamf.cli.terminal import get_report_stream, print_line, print_wrapped_line
 
 EXAMPLES = """examples:
   mamf backends     list each backend with its devices, or the reason why it has none
-  mamf doctor       check what costs performance on the default device
+  mamf doctor       list what slows the default device down
   mamf kernels      list the kernels that can be measured on the default device
 """
 
@@ -26,8 +26,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     width = max(len(status.name) for status in statuses)
     for status in statuses:
         if status.unavailability is not None:
-            print_line(f"{status.name:{width}} unavailable: {status.unavailability.reason}")
-            print_line(f"{'':{width}} to enable it: {status.unavailability.remedy}")
+            reason, remedy = status.unavailability.reason, status.unavailability.remedy
+            print_wrapped_line(f"{status.name:{width}} unavailable: {reason}", get_report_stream(), width + 5)
+            print_wrapped_line(f"{'':{width}} to enable it: {remedy}", get_report_stream())
             continue
         for index, device in enumerate(status.device_names):
             print_line(f"{status.name if index == 0 else '':{width}} device {index}: {device}")

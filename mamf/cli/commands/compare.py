@@ -65,7 +65,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     with ExitStack() as open_files:
         files = [[open_files.enter_context(yield_local_file(path)) for path in side] for side in sides]
         finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
-        if any(finder_runs):  # The rows of mamf-finder cannot be paired, so print both logs in adjacent columns.
+        if any(finder_runs):  # Rows of mamf-finder match no rows of other logs, so print the logs side by side.
             if len(finder_runs) != 2:
                 raise UsageError(
                     f"{len(finder_runs)} logs are given, and one is from mamf-finder: compare a log of mamf-finder "

@@ -1,8 +1,8 @@
 """Implement the command ``mamf explain``: explain why one matmul reaches fewer FLOPS than the datasheet of the device
 says.
 
-It measures the matmul for about half a minute, in short bursts and under sustained load, with several kinds of values
-in the matrices.
+The command measures the matmul for about half a minute, in short bursts and under sustained load, with several kinds of
+values in the matrices.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class ExplainSession(Session):
         )
         if ceiling is None:
             raise UsageError(
-                f"'mamf find' has measured no {problem.dtype} ceiling of this device: run 'mamf find', or name a shape "
+                f"'mamf find' has measured no {problem.dtype} ceiling of this device: run 'mamf find', or give a shape "
                 "with --shape"
             )
         if not ceiling_path:
@@ -168,7 +168,7 @@ def _read_burst_ceiling(path: Path, dtype: str | None, backend: Backend) -> Ceil
     wanted_dtype = dtype or next(iter(dtypes), "")
     ceiling = find_rate(ceilings, wanted_dtype, BURST)
     if ceiling is None:
-        remedy = f"it has {', '.join(dtypes)}" if dtypes else "give a log of 'mamf find'"
+        remedy = f"use --dtype {' or '.join(dtypes)}" if dtypes else "give a log of 'mamf find'"
         raise UsageError(f"{path} has no burst ceiling{f' of {wanted_dtype}' if wanted_dtype else ''}: {remedy}")
     require_usable_ceiling(ceiling, backend)
     return ceiling

@@ -116,7 +116,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
                 exit_code = _MatmulSearchSession(
                     MeasurementRequest(options.requested_operation), options, signal_handler, resumed
                 ).run()
-            except UsageError as error:  # Continue, because other dtypes may be fast enough for a search.
+            except UsageError as error:  # The device may be too slow in this dtype only, so search the others.
                 if len(dtypes) == 1:
                     raise
                 warn(str(error))
@@ -169,8 +169,8 @@ class _MatmulSearchSession(Session):
         return self._search_plan
 
     def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
-        """Return the plan that the options describe, but with the grid of shapes from ``logged_plan``. A new grid would
-        differ by chance, because it depends on a measured speed.
+        """Return the plan that the options describe, but with the grid of shapes from ``logged_plan``, because a new
+        grid depends on a measured speed and would differ by chance.
         """
         options = self.options
         if bool(options.quick) != logged_plan.options.is_quick:
@@ -228,8 +228,8 @@ class _OperationFindSession(Session):
         """Return the shapes to measure: the shapes of the options or, without these, the default shapes whose rate can
         be a ceiling.
 
-        The rate of arrays that fit in a cache, for example, cannot be a ceiling of memory. Raises UsageError if no rate
-        of a shape can be a ceiling.
+        For example, the rate of arrays that fit in a cache cannot be a ceiling of memory. Raises UsageError if no shape
+        has a rate that can be a ceiling.
         """
         info, is_ceiling = self.backend.info, self.operation.may_be_ceiling
         shapes = [shape for shape in plan.shapes if any(is_ceiling(info, problem, shape) for problem in plan.problems)]

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
-  mamf guard kernels.toml --update                      measure the baseline of the file
+  mamf guard kernels.toml --update                      measure the baseline that the file names
   mamf guard kernels.toml                               exit code 3 if a kernel is slower, 0 if not
   mamf guard kernels.toml --strict                      exit code 3, not 1, if a row is undecided
   mamf guard kernels.toml --junit guard.xml --markdown guard.md
@@ -87,7 +87,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_guard_file(path: Path) -> dict[str, Any]:
-    """Read and check the TOML file of ``mamf guard``, and return the values of options by the dest of each option.
+    """Read and check the TOML file of ``mamf guard``. Return its values as values of options, by the name that argparse
+    gives to each option (its ``dest``).
 
     The result has the options of ``mamf sweep --operation`` that describe the rows of the file, and these options:
 
@@ -96,7 +97,8 @@ def read_guard_file(path: Path) -> dict[str, Any]:
     ``tolerance``: the largest accepted slowdown, as a share of the baseline's rate.
     ``rounds``: the maximum number of measurements of a row that is undecided; for a new baseline, the number of
     measurements of every row.
-    ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles`` for the share of cycles used.
+    ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles`` for the share of clock cycles
+    that a kernel uses.
 
     Raises UsageError, with the path of the TOML file in the message, if the file cannot be read or is invalid.
     """
@@ -147,7 +149,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     given_baseline = options.baseline
     vars(options).update(read_guard_file(options.file))
-    options.given_names.add("problem")  # Make --resume check that the log fits the guard file.
+    options.given_names.add("problem")  # otherwise --resume would not compare the log with the guard file
     options.baseline = baseline_path = given_baseline or options.baseline
     if baseline_path is None:
         raise UsageError(f"{options.file} names no baseline: add the key baseline to it, or give --baseline LOG")
@@ -206,7 +208,7 @@ class _GuardSession(Session):
         header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         differences = find_blocking_differences(baseline.header, header)
         if self.options.compared_figure == COMPARE_CYCLES:
-            differences = [difference for difference in differences if not difference.is_of_card]
+            differences = [difference for difference in differences if not difference.is_card_difference]
         if differences:
             raise IncomparableError(
                 f"{baseline.path} is not comparable with this run: {', '.join(map(str, differences))}; measure a new "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf import out.txt                                   writes out.jsonl here
   mamf import logs/*.txt --output-folder imported
-  mamf import out.txt.gz && mamf show out.jsonl         gzipped output; every command that reads logs takes the result
+  mamf import out.txt.gz && mamf show out.jsonl         convert gzipped output, and show the result
 """
 
 

@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from mamf.report.document import Block
 
 EXAMPLES = """examples:
-  mamf kernels                          all kernels by operation: available here, or why not
-  mamf kernels --operation attention    the kernels of one operation
-  mamf kernels --backend cpu            the kernels for another device
+  mamf kernels                          list all kernels by operation, with the reasons why some are unavailable
+  mamf kernels --operation attention    list the kernels of one operation
+  mamf kernels --backend cpu            list the kernels for another device
 """
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_shared_options(parser, "--operation", default_text="all operations")
     add_device_options(parser)
-    parser.set_defaults(format="table")
+    parser.set_defaults(format="table", wide=False)
 
 
 def run_with_options(options: argparse.Namespace) -> int:
@@ -43,7 +43,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     if options.operation:
         make_operation(options.operation)  # Report an unknown operation before mamf opens a device.
     backend = open_backend(options.backend or "auto", options.device or 0)
-    # List matmul and attention first, because most users look for their kernels.
+    # List matmul and attention first, because most users look for kernels of these operations.
     operation_names = (
         [options.operation]
         if options.operation

@@ -27,8 +27,8 @@ EXAMPLES = """examples:
   mamf model --size 1b --batch 4 --context-lengths 2048 8192 --attention sdpa-flash flash-attn-4
   mamf model --size xl --phase step --set optimizer=adamw-fused --compile
   mamf model --set d_model=1024 d_ff=4096 layers=8 heads=8 kv_heads=8 --context-lengths 512
-  mamf model --set d_model=256 layers=2 --quick         other sizes follow d_model
-  mamf model --size 1b --phase step --memory mem.pickle  what is allocated at the peak, by module
+  mamf model --set d_model=256 layers=2 --quick         scale the other sizes with d_model
+  mamf model --size 1b --phase step --memory mem.pickle  report what occupies the memory at its peak
   mamf model --resume LOG                               continue after Ctrl-C or kill
 """
 #: The default time budget with --quick, in seconds.
@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--quick",
         action="store_true",
-        help="take less time: change the defaults to one sequence of 256 tokens, 0.5 s per row and "
+        help="use defaults that take less time: one sequence of 256 tokens, 0.5 s per row and "
         f"{_QUICK_BUDGET_SECONDS:.0f} s in all",
     )
     add_shared_options(parser, "--ceiling", default_text="the ceilings that 'mamf peak' prints")
@@ -136,8 +136,8 @@ class ModelSession(Session):
                 self.known_ceilings[key] = ceiling
         if self.plan.budget_seconds is None or self.backend.is_accelerator or self.resumed_log:
             return
-        # On a CPU, refuse a budget that the first row and its verification would exceed. Estimate their time from the
-        # rate of float32, because mamf computes the reference of a verification in float32 for models of any dtype.
+        # On a CPU, refuse a budget that is too short for the first row and its verification. Estimate their time from
+        # the FLOPS of float32 matmul, because mamf computes the reference result in float32 for models of any dtype.
         _, problem, shape, _ = self.measured_run.remaining_steps[0]
         flops = measure_matmul_flops(
             make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend

@@ -24,9 +24,9 @@ EXAMPLES = """examples:
   mamf node                                     all devices here; exit code 0 OK, 1 WARN, 2 CRITICAL, 3 UNKNOWN
   mamf node --format json --baseline FIND_LOG   for a scheduler: compare with a card that is known to be good
   srun --ntasks-per-node 1 mamf node --output-folder FOLDER   on several machines, one folder each
-  mamf node --from FOLDER [FOLDER...]           one verdict on one or more machines, from existing logs
+  mamf node --from FOLDER [FOLDER...]           judge one or more machines from existing logs
 """
-_DEFAULT_PATIENCE_SECONDS = 120.0
+_DEFAULT_MAX_SILENT_SECONDS = 120.0
 
 
 def add_options(parser: CommandParser) -> None:
@@ -43,8 +43,8 @@ def add_options(parser: CommandParser) -> None:
     add_shared_options(
         group,
         "--budget",
-        default_text=f"{NODE_BUDGET_SECONDS:.0f}s for each device alone, plus --verify, copies between devices and "
-        "start-up",
+        default_text=f"{NODE_BUDGET_SECONDS:.0f}s for the measurements, which run on all devices at once; "
+        "--verify, copies between devices and start-up take additional time",
     )
     group.add_argument(
         "--verify",
@@ -65,7 +65,7 @@ def add_options(parser: CommandParser) -> None:
         help="logs of good cards of the same model, to compare the devices with (default: the ceilings of this model "
         "in results/)",
     )
-    add_shared_options(verdict_group, "--patience", default=_DEFAULT_PATIENCE_SECONDS, default_text="2m")
+    add_shared_options(verdict_group, "--patience", default=_DEFAULT_MAX_SILENT_SECONDS, default_text="2m")
     group = parser.add_argument_group("run")
     add_shared_options(group, "--output-folder", default_text="a name with the date")
     add_shared_options(group, "--from", dest="logs", nargs="+")

@@ -69,14 +69,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         metavar="N",
         help="number of communication blocks of a collective (CTAs in NCCL, channels in RCCL); 0: the "
-        "library chooses (default: 0)",
+        "library chooses the number (default: 0)",
     )
     add_shared_options(group, "--dtype")
     add_shared_options(
         group,
         "--time-limit",
-        default_text="3s for each of the four rows of a pair in --shapes (each of the two works alone and together), "
-        "plus 3s to settle",
+        default_text="3s; mamf measures four rows for each pair in --shapes: matmul and other work, each alone and "
+        "while both run",
     )
     group.add_argument(
         "--flop",
@@ -124,7 +124,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
         return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
     if place is not None:
-        # A launcher may show each process only its own device, which then has the index 0 in every process.
+        # If a launcher shows each process only one device, this device has the index 0 in every process.
         options.backend, options.device = backend_name, place.local_rank % max(device_count, 1)
     if place is not None and place.rank:
         strategy = OverlapStrategy(open_backend(backend_name, options.device), WorkPairKernel(), ())
@@ -139,10 +139,10 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
-    """Measure the pairs of ``strategy``, and yield a row per measurement.
+    """Measure the pairs (a matmul and other work) of ``strategy``, and yield a row per measurement.
 
     If a launcher such as torchrun started several processes (ranks), all ranks together measure the pairs of rank 0.
-    ``place``: the rank of this process, or None if no launcher started it.
+    ``place``: the rank of this process, or None if no launcher started this process.
     """
     from mamf.node.group import gather_from_all_ranks, join_group
 
@@ -159,12 +159,12 @@ def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Itera
 
 @dataclass
 class _RankStrategy:
-    """A strategy that measures matmuls next to other work, for the process that writes the log. This process is rank 0
-    of the processes that a launcher started, or the only process.
+    """A strategy that measures matmuls while other work runs, for the process that writes the log. This process is rank
+    0 of the processes that a launcher started, or the only process.
 
     ``strategy``: plans and measures the rows. ``place``: the rank of this process, or None if it is the only process.
-    ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log.
-    This strategy yields no second row for them.
+    ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log,
+    and so get no second row.
     """
 
     strategy: OverlapStrategy

@@ -19,7 +19,7 @@ EXAMPLES = """examples:
   mamf plot sweep.jsonl --regime burst
   mamf plot model.jsonl                                     training steps by phase, and their MAMFU
   mamf plot attention.jsonl --cycles                        share of clock cycles used against the clock frequency
-  mamf plot FOLDER                                          devices side by side, from a folder of 'mamf node'
+  mamf plot FOLDER                                          draw devices side by side, from a folder of 'mamf node'
 """
 
 
@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="a run log, all logs or the folder of one run, logs of mamf-finder, or folders of 'mamf node'",
+        help="a run log, all logs of one run or their folder, logs of mamf-finder, or folders that 'mamf node' wrote",
     )
     parser.add_argument(
         "--output",
@@ -43,7 +43,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--regime",
         nargs=None,
         choices=REGIME_NAMES,
-        help="regime (type of load) of the rows to draw (default: all regimes; of an attention log, only the first)",
+        help="regime (type of load) of the rows to draw (default: all regimes, but only the first one of an attention "
+        "log)",
     )
     parser.add_argument(
         "--direction", nargs="+", metavar="PASS", help="attention passes to draw: fwd, bwd or fwd+bwd (default: all)"
@@ -86,7 +87,8 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         return make_node_chart(devices, judge_devices(devices, make_contributed_baseline(devices)))
     if folders:
         raise UsageError(
-            f"mamf cannot draw {folders[0]}, a folder of 'mamf node', together with logs: name only such folders"
+            f"mamf cannot draw {folders[0]}, a folder of 'mamf node', together with logs: give only such folders, or "
+            "only logs"
         )
     finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
     if any(finder_runs):

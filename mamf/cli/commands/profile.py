@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf profile train.py --lr 3e-4                       options after SCRIPT belong to the script
   mamf profile --steps 5 --ceiling find.jsonl --output step.jsonl train.py
-  mamf profile --calls __main__:generate serve.py       without an optimizer: each call is a step
-  mamf profile --stop -m package.train --lr 3e-4        a module; end it after the last profiled step
+  mamf profile --calls __main__:generate serve.py       a script without an optimizer: count each call as a step
+  mamf profile --stop -m package.train --lr 3e-4        profile a module, and end it after the last profiled step
   mamf profile --dtypes train.py                        also report the dtypes of outputs, loss and gradients
   mamf profile --from trace.json.gz                     report on an existing Chrome trace
   torchrun --nproc-per-node 8 -m mamf profile train.py  profile the first rank
@@ -82,17 +82,17 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ranks",
         choices=("first", "all"),
         default="first",
-        help="processes (ranks) to profile under torchrun; all writes one log per rank to the folder --output "
-        "(default: first)",
+        help="processes (ranks) to profile under torchrun; with all, mamf writes one log per rank to the folder "
+        "--output (default: first)",
     )
-    # Let --ceiling take one value and be repeatable: an option with several values would take SCRIPT as a value too.
+    # Let users repeat --ceiling to give several logs: an option with several values would take SCRIPT as a value too.
     add_shared_options(
         parser,
         "--ceiling",
         nargs=None,
         action="append",
         default=[],
-        help="log of 'mamf find' or 'mamf roofline' to read ceilings (the highest rates of the device) from; may be "
+        help="log of 'mamf find' or 'mamf roofline' that contains ceilings (the highest rates of the device); may be "
         "repeated (default: the ceilings that 'mamf peak' prints)",
     )
     parser.add_argument(
@@ -213,7 +213,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
         if watch is not None
     ]
     profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, ends_script=options.stop)
-    if get_rank() and options.ranks == "first":  # Only count the steps, to end after the same step as rank 0.
+    if get_rank() and options.ranks == "first":  # Write no profile: count the steps to end when rank 0 ends.
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # Report an unusable log of --ceiling before the script starts.
         _make_ceiling_lookup(options)
@@ -277,8 +277,8 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
     the device under sustained load, or None if the ceiling is unknown. Reports divide rates by it to show MAMFU.
 
     The ceilings come from the logs of --ceiling. Without --ceiling, the function looks up the ceilings of the device
-    that ran the script; the ceilings for a trace are then unknown. ``ran_on_device``: whether the profiled work ran on
-    a device other than the CPU. Raises RunLogError if a log has no sustained ceiling.
+    that ran the script, and the ceilings for a trace are unknown. ``ran_on_device``: whether the profiled work ran on a
+    device other than the CPU. Raises RunLogError if a log has no sustained ceiling.
     """
     from mamf.ceilings.ceiling import mark_source_as_option
     from mamf.logs.run_log import read_run_log
@@ -311,8 +311,8 @@ def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
 def _make_device_name(options: argparse.Namespace, ran_on_device: bool = True) -> str | None:
     """Return the device that --backend and --device select, in the form that :func:`mamf.peak` takes, such as "auto:0".
 
-    If neither option is given, return None, which means the default device. If the profiled work then ran on the CPU
-    (``ran_on_device`` is false), return "cpu".
+    If neither option is given, return "cpu" if the profiled work ran on the CPU (``ran_on_device`` is false), and
+    otherwise None, which means the default device.
     """
     if options.backend is None and options.device is None:
         return None if ran_on_device else "cpu"

@@ -5,7 +5,9 @@ folders.
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from mamf.cli.terminal import add_shared_options, print_line
@@ -34,17 +36,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from tqdm import tqdm
+
     from mamf.cli.reading import yield_local_file
     from mamf.machine.environment import pause_garbage_collection
     from mamf.pages.report import make_report_page
     from mamf.report.charts.picture import make_file_exists_error
     from mamf.report.page import render_page
 
-    if options.output.exists() and not options.overwrite:
-        raise make_file_exists_error(options.output)
     with ExitStack() as open_files, pause_garbage_collection():
         paths = [path if path.is_dir() else open_files.enter_context(yield_local_file(path)) for path in options.logs]
-        page = render_page(make_report_page(paths))
+        if options.output.exists() and not options.overwrite:
+            raise make_file_exists_error(options.output)
+        page = render_page(
+            make_report_page(paths),
+            partial(tqdm, desc="drawing", unit="section", file=sys.stderr, disable=None, leave=False),
+        )
     (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)
     print_line(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")
     return 0

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf reproduce results/nvidia-h200/LOG.jsonl                 the best row of each problem and regime
   mamf reproduce --claim "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
-  mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web, five rows of each
-  mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    a kernel outside of mamf must be named here
+  mamf reproduce https://example.org/LOG.jsonl --top 5         a log on the web: five rows of each problem and regime
+  mamf reproduce LOG.jsonl --kernel my_package.kernels:Mine    name a kernel that is not part of mamf
 docs/reproducing.md says how mamf decides whether a figure holds.
 """
 _MAX_CLAIM_CHARACTERS = 500
@@ -132,7 +132,7 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     if match is None or not float(match[1]):
         claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
         raise UsageError(f"--claim {shorten_value(text)!r} is not a claim: write {claim_form}")
-    rate_text, decimals, unit, kernel, shape_text, texts = match.groups()
+    rate_text, decimals, unit, kernel, shape_text, field_texts = match.groups()
     operation = _find_operation_of_claim(kernel, shape_text)
     if (
         unit_of_operation := operation.problem_type().compute_work(shape := operation.parse_shape(shape_text)).unit
@@ -140,7 +140,9 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
         raise UsageError(
             f"--claim {shorten_value(text)!r} must be in {unit_of_operation}, the unit of {operation.name}"
         )
-    fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in texts.split()]
+    fields = [
+        word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in field_texts.split()
+    ]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
     values_by_field = parse_field_texts(operation, [each for each in fields if each != f"regime={regime}"])
     rounding_error = 0.5 * 10 ** -len(decimals or "")
@@ -218,7 +220,7 @@ class ReproduceSession(Session):
         }
         header = self.source_log.header if self.source_log else {}
         has_cycles = bool(header) and any(
-            difference.is_of_card
+            difference.is_card_difference
             for difference in find_blocking_differences(header, {**header, "device": asdict(self.backend.info)})
         )
         claims = list[Claim]()
@@ -243,8 +245,8 @@ class ReproduceSession(Session):
         """Return the installed kernel called ``name`` with its name. If it is not installed or cannot run here, warn
         and return None.
 
-        A log may be from a stranger, so mamf imports no code only because a log names it as package.module:Class. Users
-        who trust the code name it with --kernel.
+        mamf never imports a package.module:Class just because a log names this class, because a stranger may have
+        written the log. Users who trust the class name it with --kernel.
         """
         if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"

@@ -48,8 +48,9 @@ _BANDWIDTH_SHARE_OF_DTYPE_BUDGET = 0.75
 #: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because a
 #: thorough search would end before it has found the ceiling under sustained load.
 _MIN_THOROUGH_SEARCH_SECONDS = 40.0
-#: The sizes of the arrays. To measure the cache, they are the size of the cache divided by each divisor. To measure
-#: memory, they are this size times each multiple; on a CPU only times 16, because 256 would take minutes.
+#: The sizes of the arrays that the searches for bandwidth read. The bandwidth of the cache is measured with the size of
+#: the cache divided by each divisor, and the bandwidth of memory with the size of the cache times each multiple. On a
+#: CPU the multiple 256 is left out, because such arrays would take minutes.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
 #: The maximum size of an array is the free memory divided by _FREE_MEMORY_DIVISOR. For a device that does not report
 #: its memory, mamf assumes _DEFAULT_MEMORY_BYTES.
@@ -78,7 +79,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--export",
         choices=ROOF_EXPORT_FORMATS,
-        help="also write the ceilings in the format of this tool: tracelens, the architecture file of TraceLens "
+        help="also write the ceilings to a file for another tool; tracelens: an architecture file for TraceLens "
         "(default: none)",
     )
     group.add_argument(

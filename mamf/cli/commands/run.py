@@ -45,7 +45,7 @@ def add_options(parser: CommandParser) -> None:
     parser.add_argument(
         "--kernel-names",
         action="store_true",
-        help="print the names of the GPU kernels, from one more launch under torch.profiler",
+        help="print the names of the GPU kernels of a launch; torch.profiler records them in an additional launch",
     )
     parser.add_argument(
         "--determinism",
@@ -68,8 +68,10 @@ def run_with_options(options: argparse.Namespace) -> int:
     request = make_request(operation, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(operation, backend, [options.kernel])
-    shape = _require_single("shape", tuple(request.make_labeled_shapes(backend)), f"--shape {operation.shape_example}")
-    problem = _require_single("problem", request.make_problems(backend), "one value per option")
+    shape = _get_single_value(
+        "shape", tuple(request.make_labeled_shapes(backend)), f"--shape {operation.shape_example}"
+    )
+    problem = _get_single_value("problem", request.make_problems(backend), "one value per option")
     if options.parts:
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)
@@ -92,11 +94,11 @@ def run_with_options(options: argparse.Namespace) -> int:
     return 0
 
 
-def _require_single(value_name: str, values: tuple[Any, ...], example: str) -> Any:
+def _get_single_value(value_name: str, values: tuple[Any, ...], example: str) -> Any:
     """Return the only element of ``values``. Raises UsageError if ``values`` has several elements or none.
 
-    ``value_name``: the name of the value in the message, such as ``shape``. ``example``: what the message tells the
-    user to give.
+    ``value_name``: the name of the value in the error message, such as ``shape``. ``example``: an example of a single
+    value for the error message, such as ``--shape 4096x4096x4096``.
     """
     if len(values) != 1:
         raise UsageError(f"'mamf run' takes one {value_name}, not {len(values)}: give {example}")

@@ -28,7 +28,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="LOG",
-        help="run log, all logs of one run, or a folder written by --devices, 'mamf node' or 'mamf profile --ranks'",
+        help="run log, all logs of one run, or a folder that --devices, 'mamf node' or 'mamf profile --ranks' wrote",
     )
     add_shared_options(parser, "--ceiling", default_text="none; rows then show no share of a ceiling")
     add_shared_options(parser, "--format", "--top", "--wide")

@@ -54,7 +54,7 @@ def add_options(parser: CommandParser) -> None:
         group, "--kernel", nargs=None, default_text="torch.mm, scaled_mm or int_mm, depending on the dtype"
     )
     group = add_measuring_options(
-        parser, "burst; classic: fixed numbers of launches, timed as mamf-finder does", operation.regimes
+        parser, "burst; the regime classic times fixed numbers of launches, as mamf-finder does", operation.regimes
     )
     group.add_argument(
         "--num-warmup-iterations",
@@ -73,8 +73,8 @@ def add_options(parser: CommandParser) -> None:
     group.add_argument(
         "--order",
         choices=ORDER_CHOICES,
-        help="order in which shapes are measured; with shuffled, a drift of the device does not look like "
-        "an effect of the shape (default: shuffled)",
+        help="order in which mamf measures the shapes: as given, or shuffled, so that a drift of the device does not "
+        "look like an effect of the shape (default: shuffled)",
     )
     group.add_argument(
         "--reference",
@@ -124,7 +124,7 @@ class _OneKernelSession(Session):
         (problem,) = logged_plan.problems if logged_plan else self.request.make_problems(backend)
         name = self.options.kernel or (logged_plan.kernels[0] if logged_plan else "auto")
         kernel = choose_matmul_kernel(backend, problem, name)
-        # If a kernel was given as package.module:Class, the log contains this path. Older logs contain the kernel's
+        # If a user gave the kernel as package.module:Class, new logs contain this text. Older logs contain the kernel's
         # attribute ``name`` instead.
         planned_name = name if is_class_path(logged_plan.kernels[0] if logged_plan else name) else kernel.name
         if logged_plan:

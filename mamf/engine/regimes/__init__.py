@@ -1,4 +1,4 @@
-"""The regimes: ways in which mamf rests the device, flushes its cache, launches a kernel and stops.
+"""The regimes: ways in which mamf rests the device, flushes its cache, launches a kernel and decides when to stop.
 
 Under matmul load, a power-limited accelerator has two repeatable states, and a plain loop of launches measures an
 uncontrolled mix of the two (docs/measuring.md has the evidence). So every figure names the regime that measured it:

@@ -34,7 +34,8 @@ def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, obje
     return start, backend.record_mark()
 
 
-# Even a coarse clock advances within this many rounds of launches. A clock that stands still for longer is broken.
+# The number of rounds of a loop after which mamf checks that the backend's clock has advanced. Even a coarse clock
+# advances within this many rounds of launches.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
@@ -50,8 +51,8 @@ _FLUSHES_AHEAD_OF_MARK_PAIRS = (2, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MA
 class StoppingRule:
     """A rule that says when a measurement has enough samples.
 
-    - ``precision``: the measurement stops if half the width of the 95 % interval of its mean or median, from the
-      scatter of the samples, is at most this share of the mean or median.
+    - ``precision``: the measurement stops when the 95 % interval of its mean or median is within plus or minus this
+      share. The interval is computed from the scatter of the samples.
     - ``max_seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
     - ``max_samples``: the measurement stops here even if the interval is still too wide.
     - ``deadline``: the backend time (``Backend.now``) at which the time budget of the run ends; None: no budget.
@@ -124,8 +125,8 @@ class Regime(ABC):
     - ``best_by``: the statistic that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
     - ``rotates_operands``: True if launches rotate over several sets of operands, so that none stays in the cache.
     - ``must_rewrite_output``: True if the output is overwritten before each launch.
-    - ``default_sweep_row_seconds``: the time limit of a row in a sweep of an operation whose kernels are measured one
-      at a time, such as matmul; None: no limit.
+    - ``default_sweep_row_seconds``: the time limit of a row in a run that measures one kernel on many shapes, such as a
+      matmul sweep; None: no limit.
     - ``default_row_seconds``: the time limit of a row in any other run; None: no limit.
     - ``warmup_seconds``: device seconds of load before the first row.
     """
@@ -175,7 +176,7 @@ class Regime(ABC):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        """The seconds that one measurement of a shape takes, if it cannot be cut short; 0 if it can."""
+        """The seconds that one measurement of a shape takes, if its length is fixed; 0 if it can be cut short."""
         return 0.0
 
     @property
@@ -204,8 +205,8 @@ class Regime(ABC):
         return self
 
     def take_and_verify_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        """Take samples, then verify the whole output of the last launches, and return the samples. Store the time that
-        this took in ``last_visit_seconds``. ``launch_seconds``: about how many host seconds a launch takes.
+        """Take samples, then verify the whole output of the last launches, and return the samples. Store the seconds
+        that all this takes in ``last_visit_seconds``. ``launch_seconds``: about how many host seconds a launch takes.
         """
         start_time = self.backend.now()
         samples = self.take_samples(checked, rule, launch_seconds)
@@ -223,9 +224,9 @@ class Regime(ABC):
 
     @abstractmethod
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
-        """Take samples of a verified kernel until ``rule`` says stop, verify the last timed launches, and return the
-        samples. Raise WrongResultError if an output is wrong. ``launch_seconds``: about how many host seconds a launch
-        takes.
+        """Take samples of a verified kernel until ``rule`` stops the measurement, verify the last timed launches, and
+        return the samples. Raise WrongResultError if an output is wrong. ``launch_seconds``: about how many host
+        seconds a launch takes.
         """
 
     def queue_idle_mark(self, earlier_mark: object) -> object:
@@ -246,12 +247,12 @@ class Regime(ABC):
 
     def wait_and_record_gap(self, checked: CheckedKernel, end_mark: object, idle_mark: object) -> None:
         """Wait for the device. Then store the gap from ``end_mark``, the mark after the last launch, to ``idle_mark``,
-        a later mark that waits for all queues of the device, in ``checked.idle_mark_gaps``. Store nothing if
+        a later mark that waits for all queues of the device, in ``checked.idle_mark_gap_seconds``. Store nothing if
         ``idle_mark`` is None.
         """
         self.backend.synchronize()
         if idle_mark is not None:
-            checked.idle_mark_gaps.append(self.backend.compute_seconds_between(end_mark, idle_mark))
+            checked.idle_mark_gap_seconds.append(self.backend.compute_seconds_between(end_mark, idle_mark))
 
     def require_no_unseen_work(self, checked: CheckedKernel, launch_seconds: float) -> None:
         """Raise WrongResultError if the device was still working after the end marks of launches that took
@@ -263,14 +264,14 @@ class Regime(ABC):
         _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the largest median of these groups.
         """
         gap, allowed = (
-            statistics.median(checked.idle_mark_gaps or [0.0]),
+            statistics.median(checked.idle_mark_gap_seconds or [0.0]),
             max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * launch_seconds),
         )
-        # Return if the gap is as short as usual, or if there is no gap: the device has no idle marks, or it always
-        # reached the end mark before the host had queued the idle mark.
-        if not checked.idle_mark_gaps or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
+        # Return if the gap is as short as usual, or if no gap was measured, because the device has no idle marks or
+        # always reached the end mark before the host had queued the idle mark.
+        if not checked.idle_mark_gap_seconds or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
-        flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gaps), _MAX_GAPS_PER_MEDIAN)
+        flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gap_seconds), _MAX_GAPS_PER_MEDIAN)
         pairs = [list(self._measure_mark_gaps(flush_counts)) for _ in range(_GAP_MEDIAN_COUNT)]
         medians = [statistics.median(seconds for seconds, _ in group) for group in pairs if group]
         unseen = gap - min(max(medians, default=usual), usual + _MAX_GAP_INCREASE_SECONDS)
@@ -303,16 +304,16 @@ class Regime(ABC):
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
     def require_advancing_clock(self, finished_rounds: int) -> None:
-        """Raise PluginError if the backend's clock has not advanced during many rounds of a loop that ends by time,
-        because the loop would never end. Call this in each round. ``finished_rounds``: the number of
-        rounds before the current one.
+        """Raise PluginError if the backend's clock does not advance during a loop that ends after a certain time,
+        because such a loop would never end. Call this method in each round of the loop. ``finished_rounds``: the
+        number of rounds before the present round.
         """
         if finished_rounds % _ROUNDS_PER_CLOCK_CHECK:
             return
         before, self._last_clock = self._last_clock, self.backend.now()
         if finished_rounds and before == self._last_clock:
             raise PluginError(
-                f"backend {self.backend.name} is broken: its clock did not advance during "
+                f"backend {self.backend.name} is broken: its method now returned the same time during "
                 f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 
@@ -321,24 +322,24 @@ class Regime(ABC):
         return None if isinstance(telemetry, Unavailable) else telemetry.read(includes_energy)
 
 
-#: If launches whose operands were just changed and whose output is verified ("checked launches") take more than this
-#: many times as long as the other launches, the other launches skip work.
+#: A checked launch is one whose operands were just changed and whose output is verified. If checked launches take more
+#: than this many times as long as the other launches, the other launches skip work.
 _MAX_CHECKED_SLOWDOWN_RATIO = 2.0
 #: mamf needs at least this many checked launches to judge, because fewer may all be slow by chance.
 _MIN_CHECKED_LAUNCHES = 4
 #: The longest time for which a device may still work after the end event of a launch: these seconds or this share of
-#: the launch's time, whichever is longer. A device that works for longer shows that the kernel uses another queue,
-#: which the events do not time.
+#: the launch's time, whichever is longer. If the device works for longer, the kernel uses another queue, which the
+#: events do not time.
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: New streams of the process make the time from a mark to an idle mark longer by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
-#: To find out how much time passes from a mark to an idle mark without a launch, mamf takes this many medians, each
-#: over at most this many pairs of marks.
+#: To measure how much time passes from a mark to an idle mark if the device runs no launch, mamf computes this many
+#: medians, each from at most this many pairs of marks.
 _GAP_MEDIAN_COUNT, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
 class WrongResultError(MamfError):
-    """The error that a launch gave a wrong result or changed its operands. ``verdict`` describes the fault."""
+    """The error for a launch that gave a wrong result or changed its operands. ``verdict`` describes the fault."""
 
     exit_code = 1
 
@@ -377,7 +378,7 @@ class CheckedKernel:
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
         #: For each group of launches: device seconds from the mark after its last launch to an idle mark.
-        self.idle_mark_gaps: list[float] = []
+        self.idle_mark_gap_seconds: list[float] = []
         self.launches: Sequence[Launch] = tuple(map(self._make_remembering_launch, range(len(prepared.launches))))
         self.verdict = Verdict(0.0, math.inf)
 
@@ -403,8 +404,8 @@ class CheckedKernel:
         return seconds[-1]
 
     def time_launch(self, index: int, backend: Backend) -> float:
-        """Launch the kernel with the operand set ``index``, wait for the device, and return the host seconds that this
-        took.
+        """Launch the kernel with the operand set ``index``, wait for the device, and return the host seconds from the
+        launch to the end of the wait.
         """
         start_time = backend.now()
         self.launches[index]()
@@ -414,14 +415,14 @@ class CheckedKernel:
 
     def change_operands_and_poison(self) -> None:
         """Change the operands, if the kernel can, and poison the outputs (overwrite them with wrong values), so that
-        only later launches can leave right results.
+        the outputs become right only if a later launch computes them.
         """
         if self.prepared.change_operands is not None:
             self.prepared.change_operands()
         self.poison_outputs()
 
     def poison_outputs(self) -> None:
-        """Overwrite every output with wrong values, and release what launches have returned so far."""
+        """Overwrite every output with wrong values, and release the results that launches have returned so far."""
         self.prepared.poison_outputs(tuple(self._returned))
         self._returned[:] = [None] * len(self._returned)
         self._launched.clear()
@@ -442,7 +443,7 @@ class CheckedKernel:
                 wrong = self.prepared.locate_wrong_cells and self.prepared.locate_wrong_cells(
                     index, self._returned[index]
                 )
-            except get_catchable_plugin_errors():  # The result is wrong in any case; only where it is wrong is unknown.
+            except get_catchable_plugin_errors():  # The result is wrong, but the position of the error stays unknown.
                 wrong = None
             located = {WRONG_TILES_KEY: describe_wrong_cells(wrong)} if wrong and wrong.cells else {}
             self.require_unchanged_operands()  # If the launch changed its operands, that explains the wrong result.

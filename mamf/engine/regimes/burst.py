@@ -24,7 +24,7 @@ from mamf.engine.regimes.base import (
 )
 from mamf.kernel import Problem
 from mamf.machine.environment import pause_garbage_collection
-from mamf.measurement import TimerOverhead, choose_timer_overhead, subtract_overhead
+from mamf.measurement import TimerOverhead, choose_timer_overhead, subtract_timer_overhead
 from mamf.plans import Plan
 from mamf.statistics import Repeatability
 
@@ -36,8 +36,8 @@ class BurstRegime(Regime):
 
     name = "burst"
     default_sweep_row_seconds = default_row_seconds = 1.0
-    #: The number of launches in the first train of a visit, when mamf does not know yet how long a launch takes. Also
-    #: the minimum number in later trains.
+    #: The number of launches in the first train of a visit, when mamf does not know yet how long a launch takes. Later
+    #: trains have at least this number of launches.
     min_train_launches: ClassVar[int] = 3
     max_train_launches: ClassVar[int] = 8
     #: The number of launches that a row usually takes, to estimate the time of a run.
@@ -53,16 +53,16 @@ class BurstRegime(Regime):
     #: The minimum device seconds of cache flushes that are queued ahead of a train. After a rest, the host needs half
     #: of this time to queue its first launches.
     min_lead_seconds: ClassVar[float] = 0.001
-    #: The maximum number of first trains of a visit that mamf discards in succession because earlier load still
-    #: throttles the device.
+    #: If earlier load still throttles the device, mamf discards the first train of a visit and repeats it, at most this
+    #: many times in succession.
     max_throttled_trains: ClassVar[int] = 3
 
-    #: To measure the true clock, mamf reads the device's clock counter (each reading is a *stamp*) before and after the
-    #: launches of ``stamped_train_count`` trains. After each of these trains, it takes ``idle_stamp_count`` more stamps
-    #: in succession. A launch must take at least ``min_clocked_launch_seconds``.
-    stamped_train_count: ClassVar[int] = 3
-    idle_stamp_count: ClassVar[int] = 8
-    min_clocked_launch_seconds: ClassVar[float] = 20e-6
+    #: To measure the true clock, mamf reads the device's clock counter (each reading is a *stamp*) before and after
+    #: each launch of ``trains_per_clock_measurement`` trains. After each train, it takes ``idle_stamps_per_train`` more
+    #: stamps in succession. It measures the clock only if a launch takes at least ``min_launch_seconds_for_clock``.
+    trains_per_clock_measurement: ClassVar[int] = 3
+    idle_stamps_per_train: ClassVar[int] = 8
+    min_launch_seconds_for_clock: ClassVar[float] = 20e-6
 
     def __init__(self, backend: Backend, must_flush_cache: bool = True) -> None:
         """Prepare to measure on an opened device. ``must_flush_cache``: True to flush the cache before each launch;
@@ -165,11 +165,11 @@ class BurstRegime(Regime):
         reading the clock counter makes launches of 0.2 ms 0.5 % slower.
         """
         stamps = self.backend.clock_stamps
-        if isinstance(stamps, Unavailable) or launch_seconds < self.min_clocked_launch_seconds:
+        if isinstance(stamps, Unavailable) or launch_seconds < self.min_launch_seconds_for_clock:
             return None
         train_size = self._compute_train_size(launch_seconds + self._flush_seconds, self.max_train_launches)
         clock_hz_of_launches: list[float] = []
-        for _ in range(self.stamped_train_count):
+        for _ in range(self.trains_per_clock_measurement):
             self._rest_until_recovered()
             clock_hz_of_launches += self._measure_launch_clocks(stamps, checked.launches[0], train_size)
         return stdlib_statistics.median(clock_hz_of_launches) if clock_hz_of_launches else None
@@ -191,10 +191,10 @@ class BurstRegime(Regime):
                 stamps_and_marks.append(
                     (stamps.record_stamp(), *launch_between_marks(launch, backend), stamps.record_stamp())
                 )
-            idle_stamps = [stamps.record_stamp() for _ in range(self.idle_stamp_count)]
+            idle_stamps = [stamps.record_stamp() for _ in range(self.idle_stamps_per_train)]
             backend.synchronize()
         launch_seconds = [
-            subtract_overhead(backend.compute_seconds_between(*marks), self._overhead.seconds)
+            subtract_timer_overhead(backend.compute_seconds_between(*marks), self._overhead.seconds)
             for _, *marks, _ in stamps_and_marks
         ]
         traits = backend.burst_traits
@@ -224,10 +224,11 @@ class BurstRegime(Regime):
         self._is_cold = False
 
     def _schedule_rest_if_throttled(self, reading: Reading | None) -> bool:
-        """If earlier load still throttled the first train of a visit, according to its sensor reading, schedule more
-        rest and return True. Otherwise return False.
+        """If earlier load still throttled the device during the first train of a visit, according to the train's sensor
+        reading, schedule more rest and return True. Otherwise return False.
 
-        After ``max_throttled_trains`` throttled trains in succession, throttling counts as normal for this device.
+        Also return False after ``max_throttled_trains`` throttled trains in succession, because this device is then
+        always throttled.
         """
         if reading is None or not reading.throttle_reasons:
             self._throttled_trains = 0
@@ -251,7 +252,7 @@ class BurstRegime(Regime):
             # Make the first two trains short: together they give the 6 samples that a 95 % interval needs.
             return min_size
         max_size = min(self.backend.burst_traits.train_seconds / seconds_per_launch, self.max_train_launches)
-        # With each launch, the host falls behind the device by this many seconds.
+        # The seconds by which the host falls behind the device with each launch.
         lag_seconds = self._queueing_seconds - seconds_per_launch
         if lag_seconds > 0:
             spare = self.max_lead_seconds * self._compute_host_lead_per_flush_second() - self.min_lead_seconds
@@ -259,8 +260,8 @@ class BurstRegime(Regime):
         return max(int(max_size), min_size)
 
     def _compute_min_train_size(self, seconds_per_launch: float) -> int:
-        """Return the minimum number of launches in a train: ``min_train_launches``, or fewer if these take longer than
-        a train may take on this device. ``seconds_per_launch``: seconds of a launch.
+        """Return the minimum number of launches in a train: ``min_train_launches``, or fewer if that many launches take
+        longer than a train may take on this device. ``seconds_per_launch``: the device seconds of a launch.
         """
         fitting = int(self.backend.burst_traits.train_seconds / max(seconds_per_launch, 1e-9))
         return min(self.min_train_launches, max(1, fitting))
@@ -305,7 +306,7 @@ class BurstRegime(Regime):
             start_time = backend.now()
             marks = [self._flush_and_queue_launch(launch) for _ in range(train_size - 1)]
             paused = backend.now()
-            # From here on, only the last launch can leave the output that mamf verifies.
+            # Poison the output, so that only the last launch can produce the correct output that mamf verifies next.
             checked.change_operands_and_poison()
             # The host may have used up its lead, so queue another lead for the last launch. Otherwise only the last
             # launch would wait for the host and take longer, as if the other launches had skipped work.
@@ -326,7 +327,7 @@ class BurstRegime(Regime):
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
         checked.verify_last_outputs()  # The device rests during this verification.
-        return [subtract_overhead(window, self._overhead.seconds) for window in seconds], reading
+        return [subtract_timer_overhead(window, self._overhead.seconds) for window in seconds], reading
 
     def _flush_and_queue_launch(self, launch: Launch) -> tuple[object, object]:
         if self.must_flush_cache:

@@ -85,7 +85,7 @@ class ClassicRegime(Regime):
         checked.verify_last_outputs()
         if len(launch_marks) < launches:
             samples.remarks.append(f"the time limit stopped the loop after {len(launch_marks)} launches")
-        # If the loop was cut short, use its last launches, when the device was warmest.
+        # If the loop was cut short, use its last launches, because the device was warmest then.
         timed = launch_marks[min(self.warmup_launches, max(0, len(launch_marks) - rule.min_samples)) :]
         samples.seconds_per_launch = [backend.compute_seconds_between(start, end) for start, end in timed]
         samples.launch_count = len(samples.seconds_per_launch)

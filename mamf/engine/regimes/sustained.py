@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, NamedTuple
@@ -24,10 +25,11 @@ from mamf.statistics import Repeatability, compute_relative_slope
 
 #: A device whose clock is at least this share of its maximum counts as not throttled.
 _MIN_UNTHROTTLED_SHARE = 0.98
-#: Seconds between two readings of the energy counter, and the longest time between two of its changes.
-_ENERGY_POLL_SECONDS, _MAX_TICK_INTERVAL_SECONDS = 0.001, 0.12
-#: The longest time to wait for a change of the energy counter, as a multiple of the duration of the last block.
-_MAX_BLOCKS_TO_WAIT = 1.6
+#: Seconds between two readings of the energy counter.
+_ENERGY_POLL_SECONDS = 0.001
+#: A device that idles for more than this share of a block is rested afterwards. If it idles for more than this share of
+#: a visit, the row gets a remark.
+_MAX_IDLE_SHARE = 0.01
 #: The minimum number of oscillation periods of the power controller in a visit after a rest: one in which the power
 #: controller settles, and one that is measured.
 _MIN_OSCILLATIONS_PER_VISIT = 2
@@ -49,6 +51,8 @@ class LaunchBlock(NamedTuple):
     - ``reading``: what the sensors reported while the device was busy; None if the device has no sensors.
     - ``tick``: a change of the energy counter; None if the caller did not ask for one, or the counter did not change.
     - ``was_queued_in_measured_part``: True if the block was queued after the visit's measured part began.
+    - ``idle_seconds``: the seconds for which the device idled before the block, because the host queued the block only
+      after the device had finished the previous one. ``seconds_per_launch`` does not include them.
     """
 
     seconds_per_launch: float
@@ -56,12 +60,14 @@ class LaunchBlock(NamedTuple):
     reading: Reading | None
     tick: EnergyTick | None
     was_queued_in_measured_part: bool
+    idle_seconds: float
 
 
 class SustainedRegime(Regime):
     """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
     by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
-    nothing runs between them.
+    nothing runs between them. If the host pauses for so long that the device idles between two blocks, the idle time
+    does not count.
 
     ``settling_seconds_after_rest``: if the device rests before each visit, the seconds of load after the rest until the
     power controller has settled and the measured part of the visit begins; None: no rests. While a device is loaded,
@@ -75,11 +81,12 @@ class SustainedRegime(Regime):
     rotates_operands = True
     default_sweep_row_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
-    # A row takes one visit. The short measurements of the ceiling's matmul before and after the row take time as well.
+    # Limit a row to one visit of the minimum length, because the measurements of the ceiling's matmul before and after
+    # the row take time as well.
     default_row_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
-    #: A device has settled if a straight line through its last ``settled_block_count`` blocks (at least
-    #: ``min_settled_blocks``) rises or falls by at most ``max_settled_slope``, as a share of the mean.
+    #: A device has settled if a straight line through the launch times of its last ``settled_block_count`` blocks (at
+    #: least ``min_settled_blocks``) rises or falls by at most ``max_settled_slope``, as a share of the mean time.
     settled_block_count: ClassVar[int] = 20
     min_settled_blocks: ClassVar[int] = 3
     max_settled_slope: ClassVar[float] = 0.01
@@ -134,8 +141,9 @@ class SustainedRegime(Regime):
 
     @classmethod
     def _compute_visit_seconds_with_rest(cls, backend: Backend, loaded_seconds: float) -> float:
-        """Return the seconds of a visit with a rest before it, in which the device settles and is measured for
-        ``loaded_seconds``. The result includes three blocks more, because settling and measuring end with whole blocks.
+        """Return the seconds of a visit that begins with a rest and then loads the device for ``loaded_seconds`` to let
+        it settle and to measure. The result includes three more blocks, because settling and measuring end with whole
+        blocks.
         """
         return backend.sustained_traits.rest_seconds + loaded_seconds + 3 * cls.block_seconds
 
@@ -150,8 +158,8 @@ class SustainedRegime(Regime):
     def keep_device_loaded(self, launches: Sequence[Launch], launch_seconds: float) -> None:
         """Queue launches, of ``launch_seconds`` each, that keep the device loaded while the host prepares a kernel.
 
-        If the device idles for tens of milliseconds, its power controller then oscillates for seconds, and measurements
-        during these seconds are up to 1 % off (docs/measuring.md).
+        If the device idles for tens of milliseconds, its power controller oscillates for seconds after the idle time.
+        Measurements during these seconds are up to 1 % off (docs/measuring.md).
         """
         if self.settling_seconds_after_rest is not None or self.backend.timer == "host clock":
             return
@@ -247,37 +255,47 @@ class SustainedRegime(Regime):
         # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
         # later blocks equally many launches.
         blocks.is_in_measured_part = blocks.must_poison = True
-        start_time, ticks = self.backend.now(), list[EnergyTick]()
+        start_time, ticks, idle_seconds = self.backend.now(), list[EnergyTick](), 0.0
         for block in blocks.finished_blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
-            # The first and the last change (tick) of the energy counter give the power. So wait for the first change
-            # and, near the end of the visit, for every change. Wait in every second block only, because the host may
-            # fall behind while it waits.
+            # mamf computes the mean power from the first and the last change (tick) of the energy counter. So look for
+            # the first change and, near the end of the visit, for every change.
             is_near_end = now - start_time + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
-            blocks.must_find_tick = not blocks.must_find_tick and (not ticks or is_near_end)
+            blocks.must_find_tick = not ticks or is_near_end
             if not block.was_queued_in_measured_part:  # The measured part of the visit begins after this block.
                 start_time = now
+                continue
+            idle_seconds += block.idle_seconds
+            is_long_enough, is_budget_over = now - start_time >= self.visit_seconds, rule.is_budget_over(now)
+            # After a rest, the device is faster for about one block. Do not count this block.
+            is_rested = block.idle_seconds > _MAX_IDLE_SHARE * block.seconds_per_launch * block.launch_count
+            if is_rested and not is_long_enough and not is_budget_over:
                 continue
             samples.seconds_per_launch.append(block.seconds_per_launch)
             samples.launch_count += block.launch_count
             samples.add_reading(block.reading)
-            is_long_enough = now - start_time >= self.visit_seconds
-            if rule.is_budget_over(now) or (
+            if is_budget_over or (
                 is_long_enough and rule.should_stop(samples.seconds_per_launch, now - start_time, now, statistic="mean")
             ):
                 break
+        loaded_seconds = statistics.fmean(samples.seconds_per_launch) * samples.launch_count
+        if idle_seconds > _MAX_IDLE_SHARE * loaded_seconds:
+            samples.remarks.append(
+                f"the device idled for more than {_MAX_IDLE_SHARE:.0%} of the time, because the host could not keep it "
+                "busy; the rate does not count the idle time"
+            )
         # Compute the mean power between two changes of the counter. NVIDIA's counters change every 0.1 s, so between
         # any other two moments of a visit of 1 s, the mean power would be up to 10 % off.
         if len(ticks) >= 2:
             samples.mean_watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].change_time - ticks[0].change_time)
 
-    def wait_for_tick(self, max_wait_seconds: float) -> EnergyTick | None:
-        """Wait until the energy counter changes, and return the change. Return None if the device has no energy
-        counter, or if the counter does not change within ``max_wait_seconds``.
+    def find_tick_before_mark(self, mark: object) -> EnergyTick | None:
+        """Watch the energy counter until it changes, and return the change. Return None if the device has no energy
+        counter, or if it reaches ``mark`` before the counter changes.
         """
-        start_time, before = self.backend.now(), self.read_sensors(includes_energy=True)
-        while before is not None and before.joules is not None and self.backend.now() - start_time < max_wait_seconds:
+        before = self.read_sensors(includes_energy=True)
+        while before is not None and before.joules is not None and not self.backend.is_mark_reached(mark):
             self.backend.sleep(_ENERGY_POLL_SECONDS)
             after = self.read_sensors(includes_energy=True)
             if after is not None and after.joules is not None and after.joules != before.joules:
@@ -286,12 +304,12 @@ class SustainedRegime(Regime):
 
 
 class _BlockQueue:
-    """The blocks of back-to-back launches of one visit. The generator ``finished_blocks`` yields them without end. It
-    queues each block before it waits for the end of the block ahead, so that the device never idles.
+    """The blocks of back-to-back launches of one visit. The generator ``finished_blocks`` yields blocks without end. It
+    queues each block before it waits for the end of the previous block, so that the device never idles.
 
     - ``is_in_measured_part``: True if the next block is in the measured part of the visit.
     - ``must_poison``: True to change operands and poison outputs before the next block.
-    - ``must_find_tick``: True to let the host wait for a change of the energy counter while the next block runs.
+    - ``must_find_tick``: True to watch the energy counter while the host waits for the next block.
     - ``first_stamp``: the reading of the device's clock counter when the measured part of the visit began; None until
       then, or if the device has no clock counter.
     """
@@ -307,8 +325,8 @@ class _BlockQueue:
 
     def _run_blocks(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
-        queued_blocks: deque[tuple[object, object, int, bool]] = deque()
-        last_mark, block_seconds = backend.record_mark(), 0.0
+        queued_blocks: deque[tuple[object, object, object, int, bool]] = deque()
+        last_mark = backend.record_mark()
         for blocks in itertools.count():
             self._regime.require_advancing_clock(blocks)
             if self.must_poison:
@@ -316,24 +334,22 @@ class _BlockQueue:
                 if self.is_in_measured_part and not isinstance(backend.clock_stamps, Unavailable):
                     self.first_stamp = backend.clock_stamps.record_stamp()
                 self.must_poison, last_mark = False, backend.record_mark()
+            start = backend.record_mark() if backend.is_mark_reached(last_mark) else last_mark
             for launch in itertools.islice(rotation, self._launches_per_block):
                 launch()
                 backend.submit()
             end = backend.record_mark()
-            queued_blocks.append((last_mark, end, self._launches_per_block, self.is_in_measured_part))
+            queued_blocks.append((last_mark, start, end, self._launches_per_block, self.is_in_measured_part))
             last_mark = end
             if len(queued_blocks) < 2:
                 continue
             reading = self._regime.read_sensors()
-            # One block is running and another one is queued, so the device stays loaded while the host waits for the
-            # energy counter.
-            max_wait_seconds = min(_MAX_TICK_INTERVAL_SECONDS, _MAX_BLOCKS_TO_WAIT * block_seconds)
-            tick = self._regime.wait_for_tick(max_wait_seconds) if self.must_find_tick else None
-            start, end, launch_count, was_queued_in_measured_part = queued_blocks.popleft()
+            previous_end, start, end, launch_count, was_queued_in_measured_part = queued_blocks.popleft()
+            tick = self._regime.find_tick_before_mark(end) if self.must_find_tick else None
             backend.wait_for_mark(end)
-            block_seconds = backend.compute_seconds_between(start, end)
-            seconds = block_seconds / launch_count
-            yield LaunchBlock(seconds, launch_count, reading, tick, was_queued_in_measured_part)
+            seconds = backend.compute_seconds_between(start, end) / launch_count
+            idle_seconds = backend.compute_seconds_between(previous_end, start)
+            yield LaunchBlock(seconds, launch_count, reading, tick, was_queued_in_measured_part, idle_seconds)
             if not self.is_in_measured_part:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._launches_per_block
                 self._launches_per_block = min(max(1, fitting), 4 * self._launches_per_block)

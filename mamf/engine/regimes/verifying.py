@@ -21,7 +21,7 @@ from mamf.measurement import (
     WRONG_TILES_KEY,
 )
 
-# The number of launches after which the host reads whether their outputs differ from the first one.
+# After this many launches, the host reads whether their outputs differ from the first output.
 _LAUNCHES_PER_COMPARISON = 8
 
 
@@ -32,13 +32,13 @@ class SpacedRegime(Regime):
 
     name = "spaced"
     max_rest_seconds: ClassVar[float] = 0.05
-    #: Seconds of load before the first checked launch of the run.
-    first_load_seconds: ClassVar[float] = 0.0
+    #: Seconds of load before the first checked launch of the first problem.
+    first_problem_load_seconds: ClassVar[float] = 0.0
     #: Seconds of load before the first checked launch of each later problem.
-    later_load_seconds: ClassVar[float] = 0.0
+    later_problem_load_seconds: ClassVar[float] = 0.0
 
     def prepare_device(self) -> None:
-        self._load_seconds_left = self.first_load_seconds
+        self._load_seconds_left = self.first_problem_load_seconds
 
     def take_samples(self, checked: CheckedKernel, rule: StoppingRule, launch_seconds: float) -> Samples:
         start_time, samples = self.backend.now(), Samples(details={CHECKED_LAUNCHES_KEY: 1, CHECKED_VALUES_KEY: 0})
@@ -48,7 +48,7 @@ class SpacedRegime(Regime):
             self.prepare_device_for_checked_launch(checked, 0.0)
             self.backend.synchronize()
             rounds += 1
-        self._load_seconds_left = self.later_load_seconds
+        self._load_seconds_left = self.later_problem_load_seconds
         checked.change_operands_and_poison()
         result = checked.launches[0]()
         self.backend.submit()
@@ -125,13 +125,13 @@ class SpacedRegime(Regime):
 
 
 class LoadedRegime(SpacedRegime):
-    """The regime that launches back to back. It checks only every ninth launch, because the device cools during a
-    check.
+    """The regime that launches back to back, so that the device is at its power limit. It checks only every ninth
+    launch, because the device cools during a check.
     """
 
     name = "loaded"
-    first_load_seconds = 2.0
-    later_load_seconds = 0.1
+    first_problem_load_seconds = 2.0
+    later_problem_load_seconds = 0.1
     #: The number of unchecked launches ahead of each checked launch.
     unchecked_launches_per_check: ClassVar[int] = 8
 

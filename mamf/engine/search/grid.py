@@ -22,7 +22,7 @@ from mamf.peaks import find_contributed_rates
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
-def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+def find_earlier_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Return the shapes that were fastest in an earlier search on this device, then the shapes that were fastest in
     searches on devices of its model in results/.
     """
@@ -37,8 +37,8 @@ def find_earlier_winners(info: DeviceInfo, problem: MatmulProblem) -> list[Matmu
 
 
 _SIZES_PER_DIMENSION = 20
-#: The sizes of K above the largest M, as multiples of the largest M. If C is a single wave of tiles, a long K may be
-#: fastest.
+#: The sizes of K that are longer than the largest M, as multiples of the largest M. If all tiles of C fit in a single
+#: wave, a shape with a long K may be the fastest.
 _LONG_K_RATIOS = (1.2, 1.6, 2.0, 2.4, 3.2)
 _MAX_GRID_STEP = 1024
 _MAX_MEMORY_SHARE = 0.6
@@ -56,9 +56,8 @@ def make_grid(
 ) -> MatmulGrid:
     """Return a coarse grid of shapes that fits the speed of a device (``flops``, in FLOP/s) and its free memory.
 
-    The grid limits the FLOP of a shape so that a launch takes at most 1.2 times the time for which burst launches
-    without a rest, and so that ``shape_count`` shapes of the grid can be measured in their share of the
-    budget.
+    The grid limits the FLOP of a shape, so that a launch takes at most 1.2 times as long as burst may load the device
+    without a rest, and so that mamf can measure ``shape_count`` shapes in the first phase of the search.
     """
     max_flop = flops * min(
         1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / shape_count / 4
@@ -77,14 +76,15 @@ def make_grid(
 
 @dataclass(frozen=True)
 class SearchSchedule:
-    """The schedule of a search: when its phases end, as shares of the budget, and how much each phase measures.
+    """The schedule of a search: when its phases end, as shares of the budget, and how much each phase measures. In a
+    round, mamf measures each candidate (a shape and a kernel) once.
 
     The phases of burst, if the search is for burst and sustained:
 
     - ``scout_end_share``: the end of measuring shapes of the coarse grid.
     - ``refine_end_share``: the end of measuring shapes near the fastest ones.
     - ``choose_end_share``: the end of the rounds that choose the fastest candidate.
-    - ``burst_end_share``: the end of the rounds that confirm its rate.
+    - ``burst_end_share``: the end of the rounds that confirm the rate of this candidate.
 
     The phases of sustained:
 
@@ -95,7 +95,7 @@ class SearchSchedule:
 
     - ``burst_round_counts``, ``sustained_round_counts``: the numbers of rounds in each regime. If no round chooses in
       sustained, the search confirms in sustained the candidate that was fastest in burst.
-    - ``candidate_count``: the number of candidates (a shape and a kernel) in the rounds of burst.
+    - ``candidate_count``: the number of candidates in the rounds of burst.
     - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
       of burst.
     """
@@ -156,11 +156,12 @@ def plan_search(
     """Plan a search for the ceilings of a matmul problem, and return the plan and its kernels.
 
     The grid fits the device's speed, which a few launches measure, and its memory. The search begins with shapes that
-    were fastest before on devices of this model. If the first kernel does not support the problem, the grid has a
-    single shape, whose row says why.
+    were the fastest in earlier searches on devices of this model. If the first kernel does not support the problem, the
+    grid has a single shape, and its row in the log says why.
 
-    - ``kernel_names``: by default, the kernels that a search tries if the user names none.
-    - ``budget_seconds``: by default 57, or 13.2 if ``is_quick`` plus 4 for each kernel that compiles.
+    - ``kernel_names``: by default, the kernels that ``choose_search_kernels`` chooses.
+    - ``budget_seconds``: by default 57. In a quick search, by default 13.2, plus 4 for each kernel that must be
+      compiled.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
     Raises what ``choose_working_kernels`` raises, and UsageError if the budget is too short.
@@ -188,7 +189,9 @@ def plan_search(
             f"a budget of {budget_seconds:g} s is too short, because a {problem.dtype} matmul reaches only "
             f"{flops / 1e9:.3g} GFLOPS on this device: raise the budget"
         )
-    first_shapes = tuple(shape for shape in find_earlier_winners(backend.info, problem) if fits_grid(grid, shape))
+    first_shapes = tuple(
+        shape for shape in find_earlier_fastest_shapes(backend.info, problem) if fits_grid(grid, shape)
+    )
     plan = Plan(
         FIND,
         MATMUL,
@@ -212,7 +215,9 @@ def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:
 
 
 def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:
-    """Return two long sizes of K of a grid: the largest M, and the middle one of the sizes of K that are longer."""
+    """Return two of the grid's sizes of K that are at least as long as its largest M: the shortest and the middle one.
+    If all sizes of K are shorter than the largest M, return only the longest K.
+    """
     longer = [k for k in grid.k if k >= max(grid.m)] or [max(grid.k)]
     return list(dict.fromkeys((longer[0], longer[(len(longer) - 1) // 2])))
 
@@ -220,9 +225,9 @@ def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:
 def draw_distant_shapes(
     leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw shapes anywhere in the grid: one for each pair of M and N that are multiples of ``step``, but for at most
-    ``count`` random pairs. K is within 25 % of the K of a random leader (one of the fastest shapes so far), so that
-    only M and N, on which the number of waves of tiles depends, differ much from the leaders.
+    """Draw shapes from the whole grid: one for each pair of M and N that are multiples of ``step``. If there are more
+    than ``count`` pairs, draw ``count`` random pairs. K is within 25 % of the K of a random leader (one of the fastest
+    shapes so far), so that only M and N, on which the number of waves of tiles depends, differ much from the leaders.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)

@@ -1,5 +1,5 @@
 """Measure candidates for a ceiling (the highest rate of a device) in interleaved rounds: some rounds choose the best
-candidate, then separate rounds confirm its rate with new measurements. This works for any operation.
+candidate, then separate rounds confirm its rate with new measurements. The rounds can measure any operation.
 
 A *candidate* is a shape and the name of a kernel. A round measures each candidate once. A *visit* is one measurement.
 """
@@ -18,7 +18,7 @@ from mamf.ceilings.ceiling import (
     MIN_CONFIRMING_ROUNDS,
     Candidate,
     compute_median_rate,
-    group_rounds,
+    group_rounds_by_candidate,
     rank_candidates,
     summarize_conditions,
 )
@@ -37,7 +37,7 @@ def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candi
     return [(row.shape, row.kernel) for row in sorted(fastest, key=lambda row: row.best_rate, reverse=True)]
 
 
-def list_default_candidates(
+def list_default_kernel_candidates(
     candidates: Sequence[Candidate], rows: Iterable[Measurement], default_kernel: str
 ) -> list[Candidate]:
     """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each
@@ -54,8 +54,8 @@ def list_default_candidates(
 
 
 def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> list[Candidate]:
-    """Choose ``count`` candidates from the rows of short visits in sustained: half of them by the lowest energy per
-    FLOP, if the power is known, and the others by speed.
+    """Choose ``count`` candidates from the rows of short visits in sustained: half of them are those with the lowest
+    energy per FLOP, if the power is known; the others are the fastest.
     """
     successful_visits = [row for row in visits if row.ok]
     fastest = sorted(successful_visits, key=lambda row: row.best_rate, reverse=True)
@@ -72,7 +72,7 @@ def drop_beaten_candidates(
     than the share ``max_share_behind`` below the median rate of the best candidate.
     """
     rounds_by_candidate = {
-        candidate: rounds for candidate, rounds in group_rounds(rows).items() if candidate in candidates
+        candidate: rounds for candidate, rounds in group_rounds_by_candidate(rows).items() if candidate in candidates
     }
     if not rounds_by_candidate:
         return []
@@ -93,8 +93,8 @@ StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Meas
 
 
 class RoundCounts(NamedTuple):
-    """The maximum number of rounds that choose the best candidate (0: take the first candidate), and of later rounds
-    that confirm its rate.
+    """The maximum numbers of rounds. ``choosing_rounds`` choose the best candidate (0: take the first candidate).
+    ``confirming_rounds`` follow, and confirm the rate of this candidate.
     """
 
     choosing_rounds: int
@@ -127,7 +127,7 @@ class _RoundsPhase:
 
 @dataclass
 class ConfirmationRounds:
-    """The rounds of one problem that choose the best candidate and confirm its rate, in one regime after another.
+    """The rounds of one problem, in one or several regimes, that choose the best candidate and confirm its rate.
 
     - ``kernels``: the kernels of the candidates, by name.
     - ``precision``: the relative precision at which a measurement stops.
@@ -141,15 +141,15 @@ class ConfirmationRounds:
     precision: float
     order_chooser: random.Random
     deadline: float
-    #: The seconds of the shortest step so far, including its preparation, by regime.
+    #: By regime: the seconds of the shortest step (measurement of a candidate) so far, including the preparation.
     _min_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
-    #: The shortest and the longest seconds that a step spent outside its visit, to prepare and verify, by regime.
+    #: By regime: the shortest and the longest time, in seconds, to prepare and verify the kernel of a step.
     _preparation_seconds: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
-    #: A candidate whose median rate is more than this share below the best one is dropped once MIN_CONFIRMING_ROUNDS
-    #: rounds have measured it, and when the choice is made.
+    #: After MIN_CONFIRMING_ROUNDS rounds, and at the end of a series of rounds, drop candidates whose median rate is
+    #: more than this share below the best median rate.
     max_share_behind: ClassVar[float] = 0.005
-    #: A candidate whose median rate is more than this share below the best one is dropped after any round.
+    #: After any earlier round, drop candidates whose median rate is more than this share below the best median rate.
     max_share_behind_early: ClassVar[float] = 0.1
 
     def run_rounds(
@@ -173,7 +173,7 @@ class ConfirmationRounds:
         if round_counts.choosing_rounds:
             self.runner.report_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             remaining = yield from self._repeat_rounds(choosing, candidates)
-            if choosing.rows:  # Put the best candidate first, because a slow device has no time to confirm all.
+            if choosing.rows:  # Put the best first, because a slow device has no time to confirm all candidates.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in remaining]
         self.runner.report_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != SustainedRegime.name:
@@ -212,9 +212,9 @@ class ConfirmationRounds:
         return row
 
     def has_time_to_confirm(self) -> bool:
-        """Return whether the time until the deadline is enough for one more choosing visit in sustained, for the
-        launches that this visit leaves queued, and for the confirming visits. Return True while rows of an interrupted
-        run answer the steps.
+        """Return whether the time until the deadline is enough to choose with one more visit in sustained, to finish
+        the launches that this visit leaves in the queue, and to confirm. Return True while rows of an interrupted run
+        answer the steps.
         """
         needed = (
             self._min_step_seconds.get(SustainedRegime.name, 0.0)
@@ -250,7 +250,8 @@ class ConfirmationRounds:
         """
         phase, visit_seconds = _RoundsPhase(regime, CONFIRM_PHASE, max_visits, end_time), math.inf
         for number in range(1, max_visits + 1):
-            # The first visit shows how long preparation takes. If little time is left, shorten the required visits.
+            # If little time is left, make the required visits shorter, so that all of them fit. The first visit shows
+            # how long preparation takes.
             if (required_visits := phase.min_rounds + 1 - number) > 0:
                 preparation_seconds = self._estimate_preparation_seconds(regime.name)
                 phase.regime = regime.make_confirmation_regime(
@@ -304,7 +305,7 @@ class ConfirmationRounds:
         the budget of the run has ended.
         """
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
-        # In sustained, more rounds make the rate more precise, so do not make visits longer.
+        # In sustained, do not make visits longer if time is left, because more rounds make the rate more precise.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
         rule = StoppingRule(
             self.precision, SUSTAINED_VISIT_SECONDS if regime.name == SustainedRegime.name else seconds_left
@@ -341,7 +342,7 @@ class ConfirmationRounds:
         but at least one.
         """
         count = (self.deadline - self.runner.now()) / max(seconds_per_measurement, 1e-9) / rounds
-        rounds_by_candidate = group_rounds(rows)
+        rounds_by_candidate = group_rounds_by_candidate(rows)
         best_first = sorted(
             candidates, key=lambda each: compute_median_rate(rounds_by_candidate[each].values()), reverse=True
         )

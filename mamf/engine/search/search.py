@@ -35,30 +35,31 @@ Candidate = tuple[MatmulShape, str]
 
 #: The number of random shapes that a search begins with.
 FIRST_SHAPE_COUNT = 12
-# The number of shapes on which a kernel that joins the search later is measured first.
+# If a kernel joins the search later, measure it on this number of shapes first.
 _FIRST_SHAPE_COUNT_OF_LATER_KERNEL = 4
 # The minimum number of successful measurements before predictions choose the next shape.
 _MIN_MEASUREMENTS_TO_PREDICT = 4
 # The minimum number of measurements before a search ends because no shape is promising.
 _MIN_MEASUREMENTS_TO_END = 40
-# A kernel other than the first one is not tried again after this many failures without a success.
+# Stop trying a kernel, unless it is the first one, after this many failures without a success.
 _MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
-#: A short shape has a small K and a large C: at most this K, and at least this number of waves (of tiles over the
-#: compute units). To count the waves, assume this number of elements of a tile and, for a device that does not report
-#: its number of compute units, this number of compute units.
-_MAX_SHORT_K, _MIN_SHORT_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
+#: A search begins with some shapes that have a small K (at most this K) and a large C (at least this number of waves of
+#: tiles over the compute units). To count the waves, mamf assumes this number of elements of a tile and, for a device
+#: that does not report its number of compute units, this number of compute units.
+_MAX_SMALL_K, _MIN_SMALL_K_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 # The number of shapes with a small K and a large C that a search begins with.
-_SHORT_SHAPE_COUNT = 2
-# The maximum number of shapes that the surrogate predicts. Of a larger grid it predicts a random sample and the
-# neighbors of the fastest shapes so far ("leaders").
+_SMALL_K_SHAPE_COUNT = 2
+# The maximum number of shapes whose rates the surrogate predicts. In a larger grid, it predicts only a random sample
+# and the neighbors of the fastest shapes so far ("leaders").
 _MAX_PREDICTED_SHAPES = 8192
-# The hyperparameters of the surrogate are fitted again after this many measurements.
+# After this many measurements, fit the hyperparameters of the surrogate again.
 _MEASUREMENTS_PER_FIT = 12
-# During this many measurements the surrogate is fitted more often, because the first ones change predictions most.
+# During the first _EARLY_MEASUREMENTS measurements, fit the surrogate again after every _MEASUREMENTS_PER_EARLY_FIT
+# measurements, because early measurements change predictions most.
 _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 # A shape is promising if its prediction plus this many standard deviations exceeds the best measurement.
 _MAX_PROMISING_DEVIATIONS = 6.0
-# The time of a measurement that does not depend on the shape, as a share of the time of the largest shape.
+# The part of a measurement's time that does not depend on the shape, as a share of the time for the largest shape.
 _FIXED_TIME_SHARE = 0.1
 # Predicted gains below this share of the best rate do not count, because measurements do not repeat more closely.
 _MIN_LOG_GAIN = 0.001
@@ -100,7 +101,7 @@ def find_best(
         raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
     shapes = list_shapes_to_predict(grid, chooser)
-    first_shapes = draw_short_shapes(shapes, compute_units, chooser)
+    first_shapes = draw_small_k_shapes(shapes, compute_units, chooser)
     search = ShapeSearch(shapes, compute_units=compute_units, seed=seed, first_shapes=first_shapes)
     while len(search.measured_tflops) < max_measurements and (proposed := search.propose_candidate()):
         search.record_measurement(proposed, measure(proposed[0]))
@@ -130,15 +131,15 @@ def list_shapes_to_predict(
     return list(dict.fromkeys(shape for shape in (*nearby_shapes, *drawn_shapes) if grid.accepts(shape)))
 
 
-def draw_short_shapes(
+def draw_small_k_shapes(
     shapes: Iterable[MatmulShape], compute_units: int | None, chooser: random.Random
 ) -> list[MatmulShape]:
     """Draw shapes with a small K and so large a C that its tiles take many waves over the compute units. The fastest
     shape may be one of these, and a random sample of the grid would miss them because they are few.
     """
-    min_size = _MIN_SHORT_SHAPE_WAVES * _COMMON_TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
-    short = [shape for shape in shapes if shape.k <= _MAX_SHORT_K and shape.m * shape.n >= min_size]
-    return chooser.sample(short, min(_SHORT_SHAPE_COUNT, len(short)))
+    min_size = _MIN_SMALL_K_SHAPE_WAVES * _COMMON_TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
+    small_k_shapes = [shape for shape in shapes if shape.k <= _MAX_SMALL_K and shape.m * shape.n >= min_size]
+    return chooser.sample(small_k_shapes, min(_SMALL_K_SHAPE_COUNT, len(small_k_shapes)))
 
 
 class ShapeSearch:
@@ -206,7 +207,7 @@ class ShapeSearch:
 
     @limit_blas_to_one_thread()
     def propose_candidate(self) -> Candidate | None:
-        """Return the next shape and kernel to measure; None if no candidate that is left may be the fastest."""
+        """Return the next shape and kernel to measure; None if no unmeasured candidate is likely to be the fastest."""
         first = next(
             (
                 candidate
@@ -323,8 +324,8 @@ class ShapeSearch:
 
 
 def find_hopeless_shapes(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
-    """Return an array that is True for the hopeless shapes: those that failed, or that have at least two failures and
-    hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
+    """Return an array that is True for hopeless shapes: shapes that failed, and shapes that have at least two failures
+    and hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
     example, if memory is too small or sizes are not aligned).
 
     ``sizes``: the logarithms of M, N and K, one row per shape. ``successful_rows``, ``failed_rows``: the rows of shapes

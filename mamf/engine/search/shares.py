@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 
 from mamf.ceilings.ceiling import Ceiling, Ceilings
@@ -18,7 +19,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: The phase of rows of a search that only show which shapes and kernels are worth confirming.
+#: The value of ``phase`` in rows that only show a search which shapes and kernels are worth confirming.
 SCOUT_PHASE = "scout"
 _MIN_BUDGET_SECONDS = 1e-9
 
@@ -27,9 +28,9 @@ class SharesStrategy(RowsStrategy):
     """A strategy that finds the ceilings of a device, then measures rows as shares of these ceilings.
 
     - ``ceilings``: the known ceilings; the strategy adds those that it finds.
-    - ``search_plans``: the plans of the searches for ceilings that are still to be found.
+    - ``search_plans``: the plans of the searches for the ceilings that are not known yet.
     - ``choose_reference_kernels``: takes ceilings, and returns the kernels with which they were measured, by name.
-    - ``on_failure``: called with a message for each ceiling that could not be confirmed.
+    - ``on_failure``: called with one message that names all ceilings that could not be confirmed.
     """
 
     def __init__(
@@ -37,7 +38,7 @@ class SharesStrategy(RowsStrategy):
         setup: RunSetup,
         ceilings: dict[tuple[str, str], Ceiling],
         records: Iterable[LogRecord],
-        search_plans: Iterable[Plan],
+        search_plans: Sequence[Plan],
         choose_reference_kernels: Callable[[Ceilings], Mapping[str, AnyKernel]],
         on_failure: Callable[[str], None],
     ) -> None:
@@ -50,6 +51,13 @@ class SharesStrategy(RowsStrategy):
         yield from self.records
         for search in self.search_plans:
             yield from self._find_ceilings(search)
+        needed_keys = itertools.product(map(get_ceiling_name, self.search_plans), self.plan.regimes)
+        if missing := [f"{' '.join(key)} ceiling" for key in needed_keys if key not in self.found_ceilings]:
+            self.on_failure(
+                f"no {' and no '.join(missing)} was confirmed in {self.search_plans[0].budget_seconds:.3g} s, so rows "
+                "show no share of it: continue with --resume and a longer --budget, or start a new run with --ceiling "
+                "LOG"
+            )
         if budget is not None:
             seconds_left = budget - (self.backend.now() - start_time)
             self.plan = replace(self.plan, budget_seconds=max(seconds_left, _MIN_BUDGET_SECONDS))
@@ -57,8 +65,8 @@ class SharesStrategy(RowsStrategy):
         yield from super().yield_results()
 
     def _find_ceilings(self, search_plan: Plan) -> Iterator[Measurement | LogRecord]:
-        """Search for the ceilings of a dtype or of memory, and yield the rows and the record of each ceiling. Do not
-        measure rows of an interrupted run again.
+        """Search for the ceilings of a dtype or of memory. Yield the rows of the search and the record of each
+        ceiling. Do not measure rows of an interrupted run again.
         """
         problem, backend, name = search_plan.problem, self.backend, get_ceiling_name(search_plan)
         opened = choose_kernels(get_operation(search_plan.operation), backend, search_plan.kernels)
@@ -73,13 +81,7 @@ class SharesStrategy(RowsStrategy):
             yield row if row.phase else replace(row, phase=SCOUT_PHASE)
             find.rows.append(row)
         confirmed = {regime: ceiling for (_, regime), ceiling in find.confirmed_ceilings.items()}
-        for regime in self.plan.regimes:
-            if regime not in confirmed:
-                self.on_failure(
-                    f"no {name} {regime} ceiling was confirmed in {search_plan.budget_seconds:.3g} s, so rows show no "
-                    "share of it: continue with --resume and a longer --budget, or start a new run with --ceiling LOG"
-                )
-                continue
+        for regime in (each for each in self.plan.regimes if each in confirmed):
             record = make_ceiling_record(confirmed[regime])
             yield LogRecord("ceiling", record)
             # Read the ceiling from its record, so that its rate is rounded as in the log.

@@ -36,9 +36,9 @@ from mamf.engine.search.rounds import (
     StepsReturningRows,
     choose_candidates_by_visits,
     find_best_candidate_per_size_pair,
-    list_default_candidates,
+    list_default_kernel_candidates,
 )
-from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_short_shapes
+from mamf.engine.search.search import FIRST_SHAPE_COUNT, ShapeSearch, draw_small_k_shapes
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.kernel import Problem
 from mamf.measurement import Measurement, group_pairs
@@ -50,29 +50,30 @@ from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 class GridSearchStrategy(PlanStrategy):
     """The strategy that searches a grid of matmul shapes for the ceilings of a device, and confirms them."""
 
-    sustained_candidate_count: ClassVar[int] = 3
-    #: The maximum number of shapes far from the fastest ones that a refinement considers besides their neighbors.
+    #: The number of the best candidates from burst that get a short measurement in sustained.
+    sustained_visit_candidate_count: ClassVar[int] = 3
+    #: A refinement considers the neighbors of the fastest shapes, and at most this many shapes that are not neighbors.
     max_distant_shapes: ClassVar[int] = 5000
-    #: The maximum number of steps in M and in N from one of the fastest shapes ("leaders") to shapes of a refinement.
+    #: A refinement considers shapes that are up to this many steps in M and in N from one of the fastest shapes.
     max_refinement_reach: ClassVar[int] = 4
-    #: The number of candidates in the rounds of sustained.
+    #: The number of candidates that the rounds of sustained measure.
     sustained_round_candidate_count: ClassVar[int] = 2
     #: The number of shapes on which kernels are compared before they join the search.
     trial_shape_count: ClassVar[int] = 2
     #: A quick search compares kernels on shapes whose FLOP are at most this share of the grid's maximum, if it can.
     max_trial_flop_share: ClassVar[float] = 0.25
-    #: The share by which another algorithm must be faster than a kernel's first algorithm to replace that algorithm in
-    #: the search. In a quick search, also the share by which a kernel must be faster than the default kernel to join.
+    #: An algorithm replaces the first algorithm of its kernel in the search if it is faster by this share. In a quick
+    #: search, a kernel joins the search if it is faster than the default kernel by this share.
     min_speedup_share: ClassVar[float] = 0.005
-    #: The number of shapes that were fastest before on devices of this model and on which a quick search also tries the
-    #: kernel that it has chosen.
-    trial_earlier_winner_count: ClassVar[int] = 4
+    #: A quick search also tries the chosen kernel on this number of shapes that were the fastest in earlier searches on
+    #: devices of this model.
+    trial_earlier_shape_count: ClassVar[int] = 4
     #: The maximum number of a kernel's algorithms, the most promising first, that a quick search tries on a shape. On
     #: the first shape it tries all algorithms of kernels that need no compilation.
     max_quick_algorithms: ClassVar[int] = 2
 
     def __init__(self, setup: RunSetup) -> None:
-        # Let all rows of an interrupted run answer steps, because they also show when each phase ended.
+        # Let all rows of an interrupted run answer steps, because the rows also show when each phase ended.
         super().__init__(setup, replayed_rows=setup.rows)
         kernels: list[MatmulKernel] = setup.plan_kernels
         self.options: SearchOptions = setup.plan.options
@@ -125,7 +126,7 @@ class GridSearchStrategy(PlanStrategy):
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
         regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
         units = self.backend.info.compute_units
-        first = [*self.options.priors, *draw_short_shapes(shapes, units, self._random_chooser)]
+        first = [*self.options.priors, *draw_small_k_shapes(shapes, units, self._random_chooser)]
         search = ShapeSearch(
             shapes, self._default_kernel_name, compute_units=units, seed=problem.seed, first_shapes=first
         )
@@ -179,7 +180,7 @@ class GridSearchStrategy(PlanStrategy):
         fastest = [max(rows, key=lambda row: row.best_rate) for rows in rows_by_shape.values()]
         candidates += [(row.shape, row.kernel) for row in fastest]
         measured = [*self._scouted_rows, *self._algorithm_rows]
-        candidates += list_default_candidates(candidates, measured, self._default_kernel_name)
+        candidates += list_default_kernel_candidates(candidates, measured, self._default_kernel_name)
         confirming = yield from self._confirmation.run_rounds(
             regime,
             list(dict.fromkeys(candidates)),
@@ -239,7 +240,7 @@ class GridSearchStrategy(PlanStrategy):
             self._ranked_kernels = kernels = self._choose_best_kernel(tried_rows, shapes)
             # The shapes on which the default kernel is fastest are rarely the fastest of another kernel. So try the
             # chosen kernel also on shapes that were fastest before on devices of this model.
-            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_earlier_winner_count])))
+            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_earlier_shape_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
             tried_rows = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
@@ -329,13 +330,13 @@ class GridSearchStrategy(PlanStrategy):
 
     def _search_sustained(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
-        # Rank candidates by their rounds in burst, not by single rows, because the fastest of noisy rows may be lucky.
+        # Rank candidates by their rounds in burst, because the fastest of many single rows may be fastest by chance.
         chosen = rank_candidates(row for row in burst_rows if row.phase == CHOOSE_PHASE)
         best_candidates = (chosen or find_best_candidate_per_size_pair(burst_rows))[
             : self.sustained_round_candidate_count
         ]
         if rounds.choosing_rounds:
-            best_candidates = yield from self._visit_candidates(regime, burst_rows)
+            best_candidates = yield from self._measure_candidates_in_sustained(regime, burst_rows)
             if not self._confirmation.has_time_to_confirm():
                 rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
         else:
@@ -356,11 +357,11 @@ class GridSearchStrategy(PlanStrategy):
         )
         return self.runner.prepare_regime(regime)
 
-    def _visit_candidates(
+    def _measure_candidates_in_sustained(
         self, regime: Regime, burst_rows: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure each candidate from burst for a short time in sustained, and return the best of them."""
-        candidates = find_best_candidate_per_size_pair(burst_rows)[: self.sustained_candidate_count]
+        candidates = find_best_candidate_per_size_pair(burst_rows)[: self.sustained_visit_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
         self._allocate_operands_and_prepare(
@@ -381,7 +382,7 @@ class GridSearchStrategy(PlanStrategy):
         best_candidates = choose_candidates_by_visits(visits, self.sustained_round_candidate_count)
         return list(
             dict.fromkeys(
-                (*best_candidates, *list_default_candidates(best_candidates[:1], (), self._default_kernel_name))
+                (*best_candidates, *list_default_kernel_candidates(best_candidates[:1], (), self._default_kernel_name))
             )
         )
 
@@ -415,7 +416,8 @@ class RowsSearchStrategy(RowsStrategy):
     """
 
     def __init__(self, setup: RunSetup) -> None:
-        # Rows of an interrupted run that have a phase answer the steps of the rounds. Other rows give the candidates.
+        # In a resumed run, rows with a phase come from rounds, so they answer the steps of the rounds. The candidates
+        # are chosen from the other rows.
         super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self._confirmation_by_problem: dict[Problem, ConfirmationRounds] = {}
 
@@ -474,11 +476,11 @@ class RowsSearchStrategy(RowsStrategy):
             SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS) if name == SUSTAINED else super().make_regime(name)
         )
 
-    def make_rule(self, regime: Regime) -> StoppingRule:
+    def make_stopping_rule(self, regime: Regime) -> StoppingRule:
         """Return the rule that stops the measurement of a row. With a short budget, the rule stops early, because a row
         only has to show whether its shape and kernel are worth confirming.
         """
-        default_rule = super().make_rule(regime)
+        default_rule = super().make_stopping_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or default_rule.max_seconds is None:
             return default_rule
         seconds_per_row = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)

@@ -28,11 +28,11 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _MAX_FIT_STEPS = 6
-# Values of log TFLOPS that are further than about this below the best value are compressed, so that differences among
-# slow shapes do not dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
+# Compress values of log TFLOPS that are more than about this below the best value, so that differences among slow
+# shapes do not dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
 _COMPRESSION_START = 0.1
-# The smallest standard deviation that is assumed for a measurement, unless all values are equal, because with few
-# measurements the likeliest noise may be 0.
+# Assume at least this standard deviation of the noise of a measurement, unless all values are equal. With few
+# measurements, the likeliest noise may be 0.
 _MIN_NOISE_DEVIATION = 0.001
 
 
@@ -84,9 +84,10 @@ def compute_features(
 
 
 def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
-    """Return, for each pair of M and N and each tile size, the share of the compute units' work that contributes to C,
-    with the better orientation of the tile, standardized. The other work is lost in tiles that extend beyond C and, if
-    ``compute_units`` is known, in compute units that are idle in the last wave.
+    """Return, for each pair of M and N and each tile size, the share of the compute units' work that contributes to C.
+    Use the better orientation of the tile, and standardize the shares to mean 0 and standard deviation 1. The other
+    work is lost in tiles that extend beyond C and, if ``compute_units`` is known, in idle compute units in the last
+    wave.
     """
     # Each array has the axes: 2 orientations, tile sizes, pairs of M and N.
     tile_m, tile_n = np.array([_TILE_SIZES, [(b, a) for a, b in _TILE_SIZES]], dtype=float).transpose(2, 0, 1)[
@@ -172,15 +173,15 @@ def limit_blas_to_one_thread() -> Iterator[None]:
 
 
 # The prior variance of a constant difference between kernels, as a share of the variance over shapes.
-_OFFSET_VARIANCE = 0.5
+_KERNEL_OFFSET_VARIANCE = 0.5
 # The share of variance that is assumed to be specific to a kernel, before several kernels have been measured.
 _INITIAL_KERNEL_SHARE = 0.1
 
 
 #: By hyperparameter: the factor by which one step changes it, its smallest value, and its largest value.
 _STEP_FACTOR_AND_BOUNDS_BY_HYPERPARAMETER = {
-    "size_length": (2.0, 0.5, 8.0),
-    "wave_length": (2.0, 0.4, 6.0),
+    "size_length_scale": (2.0, 0.5, 8.0),
+    "wave_length_scale": (2.0, 0.4, 6.0),
     "asymmetry_share": (3.0, 0.001, 0.3),
     "pair_share": (3.0, 0.003, 3.0),
     "noise_share": (10.0, 1e-5, 1e-1),
@@ -192,16 +193,16 @@ _STEP_FACTOR_AND_BOUNDS_BY_HYPERPARAMETER = {
 class Hyperparameters:
     """The hyperparameters of the Gaussian process over shapes. Shares are relative to the variance over shapes.
 
-    - ``size_length``, ``wave_length``: the distances, in standard deviations of a feature, over which the rate depends
-      on sizes, and on how full the waves of tiles are.
+    - ``size_length_scale``: the distance between sizes, in standard deviations, over which the rate changes much.
+    - ``wave_length_scale``: the same distance between features that say how full the waves of tiles are.
     - ``asymmetry_share``: the share of variance that depends on whether M or N is larger.
     - ``pair_share``: the share of variance that is specific to a pair of M and N.
     - ``noise_share``: the share of measurement noise.
     - ``kernel_share``: the share of variance that is specific to a kernel; 0 if there is only one kernel.
     """
 
-    size_length: float = 2.0
-    wave_length: float = 1.5
+    size_length_scale: float = 2.0
+    wave_length_scale: float = 1.5
     asymmetry_share: float = 0.03
     pair_share: float = 0.1
     noise_share: float = 1e-3
@@ -311,7 +312,7 @@ class Surrogate:
             1.0
             + self.hyperparameters.asymmetry_share
             + self.hyperparameters.pair_share
-            + (0.0 if self.features.kernel_indices is None else _OFFSET_VARIANCE)
+            + (0.0 if self.features.kernel_indices is None else _KERNEL_OFFSET_VARIANCE)
         )
 
 
@@ -324,30 +325,30 @@ class CovarianceParts:
         self.distances = distances
         self.aspect_correlation = np.exp(-2 * distances.aspect_distances)
         #: Returns the correlations (C candidates x P pairs of M and N) between shapes whose last tiles occupy similar
-        #: shares of the compute units, as the mean over tile sizes, for the hyperparameter ``wave_length``.
+        #: shares of the compute units, as the mean over tile sizes, for the hyperparameter ``wave_length_scale``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
-            lambda wave_length: np.exp(distances.wave_distances * (-2 / wave_length**2)).mean(axis=0)
+            lambda wave_length_scale: np.exp(distances.wave_distances * (-2 / wave_length_scale**2)).mean(axis=0)
         )
-        #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length``.
+        #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length_scale``.
         self.correlate_by_sizes: Callable[[float], Array] = correlate_by_sizes or functools.cache(
-            lambda size_length: np.exp(distances.size_distances * (-0.125 / size_length**2))
+            lambda size_length_scale: np.exp(distances.size_distances * (-0.125 / size_length_scale**2))
         )
 
 
 def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
     """Return the prior covariance of C candidates with D candidates. It has four terms: one by sizes, one by sizes and
-    by how full the waves of each tile size are, one that is asymmetric in M and N, and one for equal M and N.
-    Candidates with different kernels have a smaller covariance, and kernels differ by a constant.
+    by how full the waves of each tile size are, one that is asymmetric in M and N, and one for shapes with
+    equal M and N. Candidates with different kernels have a smaller covariance, and kernels differ by a constant.
 
     For speed, the code works in place, because with thousands of candidates allocating memory takes as long as the
     arithmetic. Where possible it works on pairs of M and N, of which there are far fewer than shapes.
     """
-    distances, correlate_by_sizes = parts.distances, parts.correlate_by_sizes(hyperparameters.size_length)
+    distances, correlate_by_sizes = parts.distances, parts.correlate_by_sizes(hyperparameters.size_length_scale)
     sizes = correlate_by_sizes**2
     sizes *= sizes
     sizes *= (0.5 + hyperparameters.pair_share * distances.has_pair)[:, distances.pair_indices]
     together = (
-        parts.correlate_by_waves(hyperparameters.wave_length)
+        parts.correlate_by_waves(hyperparameters.wave_length_scale)
         * (0.5 + hyperparameters.asymmetry_share * parts.aspect_correlation)
     )[:, distances.pair_indices]
     together *= correlate_by_sizes
@@ -355,7 +356,7 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
     del together
     if distances.is_same_kernel is not None:
         sizes *= 1 - hyperparameters.kernel_share + hyperparameters.kernel_share * distances.is_same_kernel
-        sizes += _OFFSET_VARIANCE * distances.is_same_kernel
+        sizes += _KERNEL_OFFSET_VARIANCE * distances.is_same_kernel
     return sizes
 
 
@@ -401,10 +402,12 @@ def compute_log_likelihood(parts: CovarianceParts, values: Array, hyperparameter
 _COMPUTE_UNIT_COUNTS = range(8, 322, 2)
 # Use only shapes that reach at least this share of the best rate, because in slower shapes other limits hide the waves.
 _MIN_FAST_SHARE = 0.7
-# The maximum number of shapes that an estimate uses (the fastest ones), and the minimum number that it needs.
+# To estimate the number of compute units, use at most this number of shapes (the fastest ones), and require at least
+# this number.
 _MAX_ESTIMATION_SHAPES, _MIN_ESTIMATION_SHAPES = 64, 16
-# The log likelihood by which waves over a certain number of compute units must explain the rates better than no waves
-# do. By chance alone, the best of N numbers of units gains about log(N), which is 5.
+# Accept a number of compute units only if a model with waves over this number has a log likelihood that is higher by at
+# least this than the log likelihood of a model without waves. By chance alone, the best of N numbers gains about
+# log(N), which is 5.
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 

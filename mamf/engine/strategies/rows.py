@@ -29,7 +29,7 @@ _CEILING_VISIT_TIME_SHARE = 0.25
 _MAX_FREE_MEMORY_SHARE = 0.9
 #: The time to measure one of a kernel's algorithms in order to find the fastest, as a share of the time of a row.
 _ALGORITHM_VISIT_TIME_SHARE = 0.25
-#: The number of recent rows from which the rate of the next row is predicted.
+#: The number of recent rows from whose rates mamf predicts the time of the next row.
 _RECENT_ROW_COUNT = 32
 #: A generator that yields steps to measure, receives their rows, and returns a row or something derived from rows.
 StepsReturningResult = Generator[Step | Measurement, Measurement | None, Any]
@@ -38,17 +38,17 @@ StepsReturningResult = Generator[Step | Measurement, Measurement | None, Any]
 class RowsStrategy(PlanStrategy):
     """A strategy that measures every step (regime, problem, shape and kernel) of a plan that no row answers yet.
 
-    - ``ceilings``: the highest rates of the device, with which rows are compared; may be empty. The strategy measures
-      the matmul of a row's ceiling before and after the row.
-    - ``reference_kernels``: the kernels of the ceilings, by name. The strategy does not measure the matmul of a ceiling
-      whose kernel is missing.
-    - ``records``: records that the log gets before the rows.
+    - ``ceilings``: the highest rates of the device, with which reports compare rows; may be empty. The strategy
+      measures the matmul of a row's ceiling before and after the row.
+    - ``reference_kernels``: the kernels with which the ceilings were measured, by name. The strategy does not measure
+      the matmul of a ceiling whose kernel is missing.
+    - ``records``: records to write to the log before the rows.
 
-    If several devices share a run, each device finds its own ceilings, and all devices first measure common shapes, so
-    that rows of different devices can be compared.
+    If several devices share a run, each device finds its own ceilings. All devices first measure the same shape, so
+    that reports can compare rows of different devices.
     """
 
-    #: True if each row is measured with the fastest of its kernel's algorithms.
+    #: True to measure each row with the fastest of its kernel's algorithms.
     must_rank_algorithms: ClassVar[bool] = False
 
     def __init__(
@@ -82,7 +82,7 @@ class RowsStrategy(PlanStrategy):
             yield from self.measure_rows(self.runner.prepare_regime(self.make_regime(name)), steps)
 
     def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> StepGenerator:
-        """Measure steps, all in one regime, and yield their rows with the rates of their ceilings' matmuls."""
+        """Measure steps of one regime, and yield their rows. Add to each row the rate of its ceiling's matmul."""
         dtype, before, measured_count = "", None, 0
         for step in steps:
             _, problem, shape, name = step
@@ -100,7 +100,7 @@ class RowsStrategy(PlanStrategy):
             kernel = yield from self._find_fastest_algorithm(self.kernels[name], problem, shape, regime)
             if kernel is None:
                 continue
-            row = yield Step(kernel, problem, shape, regime, self.make_rule(regime), is_reported=False)
+            row = yield Step(kernel, problem, shape, regime, self.make_stopping_rule(regime), is_reported=False)
             if row is None:
                 continue
             measured_count += 1
@@ -124,7 +124,7 @@ class RowsStrategy(PlanStrategy):
         """
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel
-        variants, rule = kernel.list_variants(self.backend, problem, shape), self.make_rule(regime)
+        variants, rule = kernel.list_variants(self.backend, problem, shape), self.make_stopping_rule(regime)
         brief_rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _ALGORITHM_VISIT_TIME_SHARE)
         fastest, best_rate = kernel, 0.0
         for variant in variants if len(variants) > 1 else ():
@@ -137,7 +137,7 @@ class RowsStrategy(PlanStrategy):
 
     def _would_exceed_budget(self, step: StepKey) -> bool:
         """Return whether verifying and measuring a step with the minimum number of launches would exceed the run's
-        budget, at the rate of recent rows.
+        budget, if the kernel reaches the rate of recent rows.
         """
         speeds, run = self._recent_rates.get((step.kernel, step.problem)), self.runner
         if run.deadline is None or not speeds:
@@ -148,16 +148,16 @@ class RowsStrategy(PlanStrategy):
     def _measure_ceiling_matmul(
         self, regime: Regime, problem: Problem, common_shape: Any = None
     ) -> StepsReturningResult:
-        """Measure the matmul of the ceiling for this problem and regime now, and return its row; None if there is no
-        ceiling, no kernel for it, or no result.
+        """Measure the matmul of the ceiling for this problem and regime, and return its row. Return None if the ceiling
+        or its kernel is missing, or if the measurement fails.
 
         ``common_shape``: a shape to measure instead of the ceiling's shape. All devices of a shared run measure this
-        shape, for as long as a row.
+        shape, with the time limit of a row.
         """
         ceiling: Ceiling | None = find_rate(self.ceilings, problem.dtype, regime.name)
         if ceiling is None or (kernel := self.reference_kernels.get(ceiling.kernel)) is None:
             return None
-        rule = self.make_rule(regime)
+        rule = self.make_stopping_rule(regime)
         if common_shape is None:
             rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _CEILING_VISIT_TIME_SHARE)
         shape = common_shape or ceiling.shape
@@ -168,15 +168,15 @@ class RowsStrategy(PlanStrategy):
         return row
 
     def _measure_reference_shape(self, regime: Regime, problem: Problem) -> StepGenerator:
-        """Measure the plan's reference shape, with which the user compares rows, by the first kernel that runs it."""
-        shape, rule = self.options.reference, self.make_rule(regime)
+        """Measure the plan's reference shape, which shows drift of the device, with the first kernel that succeeds."""
+        shape, rule = self.options.reference, self.make_stopping_rule(regime)
         for kernel in self.kernels.values():
             row = yield Step(kernel, problem, shape, regime, rule, is_reference=True, is_reported=False)
             if row is not None and row.ok:
                 yield row
                 return
 
-    def make_rule(self, regime: Regime) -> StoppingRule:
+    def make_stopping_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_row_seconds)
 
     def make_regime(self, name: str) -> Regime:
@@ -202,13 +202,13 @@ class OneKernelStrategy(RowsStrategy):
             self.runner.allocate_largest_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
         yield from super().yield_steps()
 
-    def make_rule(self, regime: Regime) -> StoppingRule:
+    def make_stopping_rule(self, regime: Regime) -> StoppingRule:
         return StoppingRule(self.plan.precision, self.plan.seconds or regime.default_sweep_row_seconds)
 
 
 def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_bytes: int | None = None) -> dict[str, Buffer]:
-    """Return one buffer per operand, by its name, large enough for every shape and regime of the plan that fits in
-    ``free_bytes`` (None: unknown). The rows of larger shapes fail later.
+    """Return one buffer per operand, by the operand's name. The buffers are large enough for all shapes and regimes of
+    the plan whose operands fit in ``free_bytes`` (None: unknown). The rows of larger shapes fail later.
     """
     largest_buffers: dict[str, Buffer] = {}
     reference = plan.options.reference

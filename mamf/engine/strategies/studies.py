@@ -41,9 +41,9 @@ from mamf.plugins import discovery
 
 
 class GuardStrategy(RowsStrategy):
-    """The strategy of ``mamf guard``: it measures every row once, then again each row that may have become slower.
+    """The strategy of ``mamf guard``: it measures all rows once, then repeats the rows that may have become slower.
 
-    ``baseline``: the rows of the baseline, by key; None: measure a new baseline, with every row in all rounds.
+    ``baseline``: the rows of the baseline, by key; None: measure a new baseline, by measuring all rows in each round.
     ``tolerance``: the share by which a row may be slower than in the baseline.
     """
 
@@ -79,7 +79,9 @@ class GuardStrategy(RowsStrategy):
             name, problem, shape, kernel = step
             progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
             self.setup.report_phase(f"{name} {shape} {kernel} {progress}".rstrip())
-            row = yield Step(self.kernels[kernel], problem, shape, regime, self.make_rule(regime), phase, number)
+            row = yield Step(
+                self.kernels[kernel], problem, shape, regime, self.make_stopping_rule(regime), phase, number
+            )
             if row is not None:
                 # A row has the name of the kernel itself, which may differ from the name that the user requested.
                 self._rows_by_step.setdefault(step._replace(kernel=self.kernels[kernel].name), []).append(row)
@@ -107,7 +109,7 @@ class ReproduceStrategy(RowsStrategy):
         for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS_PER_CLAIM + 1)):
             if visit == 1:
                 regime = self.runner.prepare_regime(self.make_regime(regime_name))
-            elif visit == 2:  # From now on, rest before each visit if the power controller would stay in one state.
+            elif visit == 2:  # Rest before each repeated measurement if the power controller would stay in one state.
                 regime_rows = [row for row in rows if row.ok and row.regime == regime_name]
                 regime = regime.make_confirmation_regime(summarize_conditions(regime_rows), math.inf)
             judged = judge_claims(self.plan.options, rows)
@@ -116,7 +118,7 @@ class ReproduceStrategy(RowsStrategy):
                     _, problem, shape, name = step
                     self.setup.report_phase(f"{regime_name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
-                        kernels[name], problem, shape, regime, self.make_rule(regime), CONFIRM_PHASE, visit
+                        kernels[name], problem, shape, regime, self.make_stopping_rule(regime), CONFIRM_PHASE, visit
                     )
                     rows += [row] if row is not None else []
 
@@ -125,15 +127,15 @@ class ReproduceStrategy(RowsStrategy):
 # the budget allows more rows, mamf verifies each problem for longer instead.
 _MAX_DRAW_COUNT, _MAX_ROW_COUNT = 200, 5000
 # The minimum seconds of each verification of a problem that the user requested by its number.
-_MIN_REPEAT_SECONDS = 1.0
+_MIN_VERIFY_SECONDS = 1.0
 # A problem of the regime `loaded` has at least this share of the maximum multiply-adds, so that it loads the device.
 _MIN_LOADED_WORK_SHARE = 0.25
 
 
 def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
-    """Draw the random problem ``number`` of a kernel, and its shape; return None if no problem that the kernel supports
-    was drawn. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the number and
-    the regime.
+    """Draw random problem number ``number`` for a kernel, and its shape. Return None if the kernel supports no problem
+    that was drawn. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the number
+    and the regime.
     """
     operation, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
@@ -152,7 +154,7 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
 
 
 def choose_kernels_to_verify(backend: Backend, names: Sequence[str] | None) -> dict[str, AnyKernel]:
-    """Return the named kernels, by name; by default all that are available here and need no long compilation."""
+    """Return the kernels with these names, or else all available kernels that need no long compilation, by name."""
     kernels = dict[str, AnyKernel]()
     names_by_operation = group_pairs((discovery.find_operation_of_kernel(name).name, name) for name in names or ())
     registered = discovery.find_entry_points_by_name(discovery.OPERATION_GROUP)
@@ -180,8 +182,8 @@ def make_verify_plan(
     seed: int = 0,
     problem_number: int = 0,
 ) -> Plan:
-    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest_shape``: random
-    problems have at most its FLOP. ``problem_number``: verify only this random problem; 0: one after another.
+    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest_shape``: the
+    matmul with the maximum FLOP of a problem. ``problem_number``: the only problem to verify; 0: verify all in turn.
     """
     names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
     problems = tuple(make_problem(backend, name, seed=seed) for name in names)
@@ -211,7 +213,7 @@ class VerifyStrategy(PlanStrategy):
         run, rows = self.runner, self.setup.rows
         requested_number, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
         number, drawn = requested_number or 1 + max((row.round for row in rows), default=0), None
-        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_REPEAT_SECONDS if requested_number else 0.0), len(rows)
+        seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_VERIFY_SECONDS if requested_number else 0.0), len(rows)
         rule = StoppingRule(max_seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):
             regime, spent = (
@@ -229,8 +231,8 @@ class VerifyStrategy(PlanStrategy):
                 # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if requested_number else "", number)
                 run.release_pools()  # The next problem has another seed, so it needs other operands.
-                # After a failure, count the longest time of any kernel, so that a kernel that fails immediately is not
-                # always the next one.
+                # After a failure, set the kernel's time to the longest time of all kernels. Otherwise a kernel that
+                # fails immediately would always be the next one.
                 spent[kernel] = spent[kernel] + run.now() - start if row and row.ok else max(spent.values())
                 if requested_number and row and not row.ok:
                     del spent[kernel]
@@ -240,7 +242,7 @@ class VerifyStrategy(PlanStrategy):
 
 
 ResultT = TypeVar("ResultT")
-#: Each pair of a matmul and other work gives four rows: which of the two is timed, and whether it runs alone.
+#: The four rows of each pair of a matmul and other work: which of the two is timed, and whether it runs alone.
 PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTHER_WORK, False))
 #: Each round measures the matmul, the other work, and both at once, so that a drift of the device affects all three
 #: equally. These are the number of rounds, and the default seconds to measure a row in all rounds together.
@@ -285,7 +287,7 @@ class OverlapStrategy:
     collective) that run at the same time.
 
     - ``kernel``: launches both works of a pair.
-    - ``pairs``: the pairs, each as the problem of any of its four rows and its shape.
+    - ``pairs``: the problem and the shape of each pair. The problem is that of any of the pair's four rows.
     - ``row_seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
     - ``gather_from_ranks``: returns a list of the values that the ranks (processes, one per device) pass to it. All
       ranks follow the decisions of rank 0, and fail together.
@@ -481,7 +483,7 @@ class _PairMeasurement:
             for (_, host, _), (reached, _) in zip(work.marks[1:], reached_marks, strict=True)
         ]
         seconds, last = compute_overlapping_seconds(times), max(range(len(works)), key=lambda i: times[i][-1][0])
-        # Use the values of all ranks: a collective waits for the slowest host, and all must adapt their works equally.
+        # Use the values of all ranks, because a collective waits for the slowest host and all ranks must do equal work.
         answers = self.strategy.gather_from_ranks(
             (min(leads) if self.flushes else 0.0, last if seconds is None else None)
         )

@@ -1,4 +1,4 @@
-"""Call AMD's AITER: attention in assembly and in Composable Kernel, for Instinct MI300 and MI350."""
+"""Call the attention kernels of AMD's library AITER, which run on Instinct MI300 and MI350."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SUPPORTED_ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class AiterLibrary(KernelLibrary):
-    """AMD's library AITER, which compiles its kernels in their first launch. mamf does not time this launch."""
+    """AMD's library AITER. It compiles each kernel during its first launch, which mamf does not time."""
 
     library_name = "AITER"
     module_name = "aiter"
@@ -53,9 +53,8 @@ class AiterAttention(AiterLibrary, LibraryAttention):
             v,
             causal=shape.causal,
             window_size=get_window_size(shape, -1),
-            # FlashAttention's default is False too. With AITER's default, True, AITER cannot run its fast backward pass
-            # on gfx950.
+            # Do not use AITER's default, True, with which AITER cannot run its fast backward pass on gfx950.
             deterministic=False,
-            # AITER requires that return_lse is True if a gradient is needed.
+            # AITER requires return_lse=True if gradients will be computed.
             return_lse=problem.has_backward,
         )

@@ -1,4 +1,4 @@
-"""Compute the reference with which mamf compares the results of attention kernels, and make block-structured inputs.
+"""Compute the reference with which mamf compares the results of attention kernels. Make inputs with block structure.
 
 The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. Its
 code is independent of the kernels. The reference runs on the device, because one head of 16384 tokens takes 10**12
@@ -7,7 +7,7 @@ FLOP. In this file, O is the output, P the softmax, S the scores, and dX the gra
 A quick check compares one random row in 64 of O and of dQ, in the first and the last head. A full check compares:
 
 - in the first and the last head, all of O and all gradients;
-- in all heads, one random row in 64 of O and of dQ. This always finds a tile of 128 zero rows;
+- in all heads, one random row in 64 of O and of dQ. This always finds an error in a whole tile of 128 rows;
 - in all heads, the sums of dK and dV along the keys. Their expected values can be computed without a matmul;
 - in one head, a few rows of O, with a reference that the host computes.
 """
@@ -35,13 +35,13 @@ from mamf.operations.operand_sets import (
 
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-# If only some rows are compared, one random row in each group of this many consecutive rows of a head.
+# If mamf compares only some rows, it compares one random row in each group of this many consecutive rows of a head.
 _ROW_SAMPLING_INTERVAL = 64
-# When rows of all heads are compared, process as many heads at once as have about this many elements in their scores or
-# in their largest operand.
+# If mamf compares rows of all heads, it processes the heads in chunks. The scores of a chunk's heads, or the largest
+# operand if it is larger, have about this many elements.
 _ELEMENTS_PER_HEAD_CHUNK = 2**24
-# The host compares this number of rows, and only if the keys of a head have at most this number of elements, because
-# they must be copied to the host.
+# The host compares rows only if the keys of a head, which must be copied to it, have at most this number of elements.
+# The second constant is the number of rows that the host compares.
 _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_COMPARED_ON_HOST = 2**22, 4
 
 
@@ -55,7 +55,7 @@ class ReferenceDistance:
     - ``worst_row_error``: the relative error of the worst row of the output.
     - ``cosine_similarity``: the cosine similarity of the output and the reference.
     - ``relative_l1_error``: ||o - reference||_1 / ||reference||_1 for the output o.
-    - ``min_compared_row_count``: the number of compared rows of one result, for the result with the fewest.
+    - ``min_compared_row_count``: the smallest number of rows that were compared of any result.
     """
 
     relative_errors: dict[str, float]
@@ -89,8 +89,8 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
         sums_by_result[name] = [a + b for a, b in zip(old_sums, (*new_sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
-    # o is the sum of squares of the result, r that of the reference, d that of their difference, and p the product of
-    # the difference and the reference.
+    # In the variables below, o is the sum of squares of the result, r the sum of squares of the reference, d the sum of
+    # squares of their difference, and p the inner product of the difference and the reference.
     errors = {name: _compute_norm_ratio(d, r) for name, (d, r, *_) in sums_by_result.items()}
     slopes = {name: p / r if r else 0.0 for name, (_, r, _, _, p, *_) in sums_by_result.items()}
     _, r, l1, reference_l1, p, o, _ = sums_by_result["o"]
@@ -113,8 +113,9 @@ def judge_distance(
     """Return whether results with this distance from the reference are right.
 
     Check the relative errors, the error of the worst row of the output and, for an exact kernel, the slope errors,
-    which reveal a wrong scale that is too small to change the relative errors. ``error_bound``: the largest relative
-    error of a correct output. ``gradient_tolerance_factor``: how many times larger the error of a gradient may be.
+    which reveal a wrong scale even if it is too close to 1 to show in the relative errors. ``error_bound``: the largest
+    relative error of a correct output. ``gradient_tolerance_factor``: how many times larger than ``error_bound`` the
+    relative error of a gradient may be.
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
     row_error = (
@@ -136,8 +137,8 @@ def judge_distance(
                 f"the {'output' if name == 'o' else 'gradient ' + name} is {1 + slope_error:.6g} times the reference; "
                 f"rounding changes this factor by at most {max_slope_error:.1g}"
             )
-    # Allow larger errors if there are few rows, because errors do not average out: gradients of 3 tokens have twice
-    # the relative error of gradients of many tokens.
+    # Allow larger errors if there are few rows, because rounding errors average out only over many rows: gradients of 3
+    # tokens have twice the relative error of gradients of many tokens.
     few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_row_count)
     return Verdict(max_error / few_rows_factor, error_bound, reason=reason)
 
@@ -165,14 +166,14 @@ def compare_rows(
 ) -> ReferenceDistance:
     """Compute the reference for one random row in 64, and return how far ``o`` and ``dq`` are from it.
 
-    ``covers_all_heads``: whether to compare all heads, not only the first and the last. For 16-bit operands the
-    reference is computed in float32, because float64 is slow on some cards. The other parameters are those of
-    ``compare_edge_heads``.
+    ``covers_all_heads``: whether to compare all heads, not only the first and the last. The other parameters are those
+    of ``compare_edge_heads``. For 16-bit operands, compute the reference in float32, because float64 is slow on some
+    cards.
     """
     device = operands["q"].device
     group_starts = torch.arange(0, shape.seqlen_q + _ROW_SAMPLING_INTERVAL, _ROW_SAMPLING_INTERVAL, device=device)
-    # Include the last row, because a relative error needs a row that is not 0, and dQ of the first row is 0 under a
-    # causal mask.
+    # Include the last row, because the relative error of dQ needs a row whose dQ is not 0. Under a causal mask, dQ is 0
+    # in the first row.
     rows = (group_starts + draw_integers(_ROW_SAMPLING_INTERVAL, group_starts.shape, device)).clamp_max(
         shape.seqlen_q - 1
     )
@@ -189,7 +190,7 @@ def compare_rows(
 
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
-    """Return the first and the last kv head: the index of its sequence, and the slice that selects the kv head."""
+    """Return the first and the last kv head, each as the index of its sequence and the slice that selects the head."""
     edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
     return [(batch, slice(head, head + 1)) for batch, head in edges]
 
@@ -224,7 +225,8 @@ def compute_key_sum_error(
 
     Each row of P sums to 1 and each row of dS to 0. So the sum of dV = P^T dO along the keys is the sum of dO over the
     queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0. With a single query, each element of dV is a
-    product of two 16-bit numbers, and all may be rounded in the same direction, so mamf allows half an eps per element.
+    product of two 16-bit numbers, and all products may be rounded in the same direction. So subtract from the error of
+    dV the largest possible rounding of each element, which is half the dtype's epsilon times the element.
     """
     blind_query_count = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     max_error = 0.0
@@ -276,11 +278,11 @@ def compute_reference_attention(
     ``kv_slice``.
 
     ``batch``: the index of the sequence. ``rows``: compute only these rows of the output and of dQ, and neither dK nor
-    dV; None: all. ``scale``: the factor of the scores; None: 1 / sqrt(d). Return the results by name, in the shapes of
-    ``view_heads``.
+    dV; None: compute everything. ``scale``: the factor by which Q K^T is multiplied; None: 1 / sqrt(d). Return the
+    results by name, in the shapes that ``view_heads`` returns.
 
-    dV = P^T dO, dS = P * (dO V^T - rowsum(dO * O)), dQ = dS K / sqrt(d), dK = dS^T Q / sqrt(d) (Dao, FlashAttention-2,
-    2023, section 2.2).
+    The gradients are dV = P^T dO, dQ = dS K / sqrt(d) and dK = dS^T Q / sqrt(d). In them, dS is
+    P * (dO V^T - rowsum(dO * O)). See section 2.2 of Dao, FlashAttention-2, 2023.
     """
     q, k, v, *output_gradients = (
         convert_to_reference_dtype(view_heads(tensors[name], shape, batch, kv_slice), rows is not None)
@@ -288,23 +290,23 @@ def compute_reference_attention(
         if name in tensors
     )
     scale = scale or 1 / math.sqrt(shape.head_dim)
-    results: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
+    blocks_by_result: dict[str, list[torch.Tensor]] = {"o": [], "dq": []}
     dk, dv = torch.zeros_like(k), torch.zeros_like(v)
     for block, masked in yield_row_blocks(shape, q.device, rows):
         scores = (q[:, :, block] @ k.mT) * scale
         probabilities = torch.softmax(scores.masked_fill_(masked, -math.inf), dim=-1).nan_to_num_(0.0)
         output = probabilities @ v
-        results["o"].append(output)
+        blocks_by_result["o"].append(output)
         if output_gradients:
             gradient = output_gradients[0][:, :, block]
             score_gradients = gradient @ v.mT - (gradient * output).sum(-1, keepdim=True)
             score_gradients *= probabilities
-            results["dq"].append(score_gradients @ k * scale)
+            blocks_by_result["dq"].append(score_gradients @ k * scale)
             if rows is None:
                 dv += (probabilities.mT @ gradient).sum(1, keepdim=True)
                 dk += (score_gradients.mT @ q[:, :, block]).sum(1, keepdim=True) * scale
-    whole = {name: torch.cat(blocks, dim=2) for name, blocks in results.items() if blocks}
-    return {**whole, "dk": dk, "dv": dv} if output_gradients and rows is None else whole
+    whole_results = {name: torch.cat(blocks, dim=2) for name, blocks in blocks_by_result.items() if blocks}
+    return {**whole_results, "dk": dk, "dv": dv} if output_gradients and rows is None else whole_results
 
 
 def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = False) -> torch.Tensor:
@@ -322,7 +324,8 @@ def convert_to_reference_dtype(tensor: torch.Tensor, allows_float32: bool = Fals
 def yield_row_blocks(
     shape: AttentionShape, device: torch.device, rows: torch.Tensor | None = None
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the indices of query rows in blocks. With each block, yield its mask [rows, keys], True at masked keys.
+    """Yield query rows in blocks. For each block, yield the indices of its rows, and its mask [rows, keys], which is
+    True for masked keys.
 
     ``rows``: the indices of the query rows to yield; None: all rows.
     """
@@ -376,7 +379,7 @@ def make_block_structured_inputs(
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return to how many of the _STRUCTURE_AXIS_COUNT axes a query attends."""
+    """Return the number of axes (of _STRUCTURE_AXIS_COUNT) whose key blocks a query attends to."""
     return max(1, round((1 - sparsity) * _STRUCTURE_AXIS_COUNT))
 
 
@@ -403,11 +406,11 @@ def verify_nan_and_infinity(
 ) -> Verdict:
     """Verify a launch with an infinity in V and a NaN in Q.
 
-    All queries see the key whose value is infinite, so no element of that column of the output may be finite. The NaN
-    must make a row of the output NaN; if a kernel loses the NaN, the details say so, but the verdict is still ok. All
-    other elements of the output must have the same bits as without the special values. The operands, and the output
-    that ``launch`` returns, have the shape [batch, heads, sequence, head dimension]. If no key is seen by all queries,
-    mamf checks nothing, and the verdict is ok.
+    The infinity is in one column of V, in the row of a key that all queries see. So no element of this column of the
+    output may be finite. The NaN must make a row of the output NaN; if a kernel loses the NaN, the details say so, but
+    the verdict is still ok. All other elements of the output must equal those of a launch without the special values.
+    The operands, and the output that ``launch`` returns, have the shape [batch, heads, sequence, head dimension]. If
+    no key is seen by all queries, check nothing and return a verdict that is ok.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
         return Verdict(0.0, 0.0)

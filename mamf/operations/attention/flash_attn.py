@@ -1,4 +1,4 @@
-"""Call FlashAttention 2, 3 and 4, three libraries that differ in their package, signature and supported cards."""
+"""Call FlashAttention 2, 3 and 4: three libraries with different packages, signatures and supported cards."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mamf.operations.attention.torch_attention import (
     get_window_size,
 )
 
-# The module of FlashAttention 3 in most builds. Other builds install it without a package, as flash_attn_interface.
+# The module of FlashAttention 3 in most builds. In other builds it is the top-level module flash_attn_interface.
 _FLASH_ATTENTION_3_MODULE = "flash_attn_3.flash_attn_interface"
 
 
 class _FlashAttentionKernel(LibraryAttention):
     layout = "bshd"
     supports_window = True
-    #: The value of the library's argument ``window_size`` with which a side of the window is unlimited.
+    #: The number that stands for "no limit" on one side of the window, in the library's argument ``window_size``.
     unlimited_window_size: ClassVar[int | None] = -1
 
     def launch_forward(
@@ -36,7 +36,7 @@ class _FlashAttentionKernel(LibraryAttention):
         v: torch.Tensor,
     ) -> Any:
         window = get_window_size(shape, self.unlimited_window_size)
-        # Old builds of FlashAttention 3, and FlashAttention 4, return a tuple with the log-sum-exp as its second entry.
+        # The result may be a tuple: old builds of FlashAttention 3, and FlashAttention 4, also return the log-sum-exp.
         return function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window)
 
 
@@ -50,9 +50,9 @@ class FlashAttention2Library(KernelLibrary):
 
     def import_library(self) -> Any:
         module = super().import_library()
-        # flash-attn-4 also installs a package flash_attn, which contains only ``cute``.
+        # The package flash-attn-4 also installs a module flash_attn, but only with the submodule ``cute``.
         if not hasattr(module, "flash_attn_func"):
-            text = "the installed module flash_attn contains only FlashAttention 4 (flash_attn.cute)"
+            text = "the installed module flash_attn contains only FlashAttention 4, but FlashAttention 2 is needed"
             raise ModuleNotFoundError(text, name=self.module_name)
         return module
 
@@ -76,7 +76,7 @@ class FlashAttention3Library(KernelLibrary):
         try:
             return importlib.import_module(_FLASH_ATTENTION_3_MODULE)
         except ModuleNotFoundError as error:
-            # If the module exists, but one of its dependencies is missing, raise the error.
+            # If the missing module is a dependency of FlashAttention 3, do not try the other name of FlashAttention 3.
             if not f"{_FLASH_ATTENTION_3_MODULE}.".startswith(f"{error.name}."):
                 raise
             return super().import_library()
@@ -85,22 +85,22 @@ class FlashAttention3Library(KernelLibrary):
 class FlashAttention3(FlashAttention3Library, _FlashAttentionKernel):
     name = "flash-attn-3"
     supports_unequal_head_dims = True
-    # Only values may have a head dimension above 256, and only if that of keys is at most 64. The library itself
-    # refuses other combinations.
+    # The library supports a head dimension above 256 only for values, and only if the head dimension of keys is at most
+    # 64. The library itself raises an error for other combinations.
     head_dims = range(8, 513, 8)
 
 
 class FlashAttention4(_FlashAttentionKernel):
     """The kernel of FlashAttention 4, written in CuTe DSL.
 
-    It compiles in the first launch of each configuration, which mamf does not time.
+    The library compiles the kernel during the first launch of each configuration, which mamf does not time.
     """
 
     name = "flash-attn-4"
     library_name = "FlashAttention 4"
     module_name = "flash_attn.cute"
     distribution_name = "flash-attn-4"
-    # pip needs --pre, because flash-attn-4 has only pre-releases.
+    # pip needs the option --pre, because all releases of flash-attn-4 are pre-releases.
     install_command = "pip install --pre flash-attn-4   # for CUDA 13: 'flash-attn-4[cu13]'"
     capability_range = (8, 0), (12, 9)
     unlimited_window_size = None

@@ -11,9 +11,10 @@ from mamf.operations.attention.torch_attention import LibraryAttention
 
 
 class FusedSdpa(LibraryAttention):
-    """The kernel FusedSDPA in recompute mode, in which it is a flash attention: it does not store the scores.
+    """The kernel FusedSDPA in its recompute mode.
 
-    Without this mode, FusedSDPA would store all scores for the backward pass.
+    In this mode the forward pass does not store the scores, and the backward pass computes them again, as in
+    FlashAttention. In its other mode, FusedSDPA stores all scores for the backward pass.
     """
 
     name = "fused-sdpa"
@@ -24,7 +25,7 @@ class FusedSdpa(LibraryAttention):
     install_command = "bash habanalabs-installer.sh install --type pytorch   # docs.habana.ai, 'Installation'"
     runtimes = ("synapse",)
     dtypes = ("bfloat16",)
-    # The documentation of FusedSDPA does not say to which corner its causal mask is aligned.
+    # With unequal lengths, the causal mask may be wrong: the documentation does not say to which corner it is aligned.
     supports_unequal_lengths = False
 
     def launch_forward(

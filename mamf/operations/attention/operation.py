@@ -21,7 +21,15 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
 from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED_METADATA, CheckedProblem, FlopOperation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import (
+    DERIVED_METADATA,
+    CheckedProblem,
+    FlopOperation,
+    Preset,
+    describe,
+    draw_sizes,
+    yield_combinations,
+)
 
 ATTENTION_DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
 #: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
@@ -53,12 +61,13 @@ class AttentionShape:
 
     - ``causal``: whether a query sees no later keys. The mask is aligned to the bottom right: the last query sees all
       keys.
-    - ``window``: the number of keys that a query sees before itself and, unless causal, after itself; None: all.
+    - ``window``: the number of keys that a query sees before itself and, without ``causal``, after itself; None: all.
 
-    ``str`` writes, and ``parse`` reads, ``b1h16q4096k4096d128c``, with ``kv2`` after the heads if there are fewer kv
-    heads, ``v64`` after the head dimension if that of values differs, and ``w1024`` at the end for a window.
+    ``str`` writes, and ``parse`` reads, a text such as ``b1h16q4096k4096d128c``. It has ``kv2`` after the heads if
+    there are fewer kv heads, ``v64`` after the head dimension if values have another one, and ``w1024`` at the end for
+    a window.
 
-    Raises UsageError if a size is below 1, or heads are not a multiple of kv heads.
+    Raises UsageError if a size is below 1, or ``heads`` is not a multiple of ``kv_heads``.
     """
 
     batch: int = field(
@@ -110,9 +119,9 @@ class AttentionShape:
     window: int | None = field(
         default=None,
         metadata=describe(
-            "sliding window: number of keys before its position that a query attends to; without --causal, also after "
-            "it",
-            default="all",
+            "sliding window: a query attends only to this number of keys before its position and, without --causal, to "
+            "as many keys after it",
+            default="all keys",
             parse_text=parse_size,
             metavar="W",
         ),
@@ -165,7 +174,8 @@ class AttentionShape:
         offset, keys = self.seqlen_k - self.seqlen_q, self.seqlen_k
         before = keys + self.seqlen_q if self.window is None else self.window
         after = 0 if self.causal else before
-        # Query i sees the existing keys between offset + i - before and offset + i + after.
+        # Query i sees the keys from offset + i - before to offset + i + after, as far as these indices are from 0 to
+        # keys - 1. The number of pairs is the sum of the ends of these ranges minus the sum of their starts.
         ends = _sum_clamped_integers(keys + after, keys) - _sum_clamped_integers(offset + after, keys)
         return ends - _sum_clamped_integers(keys - before - 1, keys) + _sum_clamped_integers(offset - before - 1, keys)
 
@@ -192,10 +202,10 @@ class AttentionShape:
         return {name: self.batch * math.prod(sizes) for name, sizes in self.tensor_dimensions.items()}
 
 
-def _sum_clamped_integers(last: int, high: int) -> int:
-    """Return the sum of min(max(i, 0), high) over all integers i up to ``last``."""
-    inside = min(max(last, 0), high)
-    return inside * (inside + 1) // 2 + max(last - high, 0) * high
+def _sum_clamped_integers(last: int, max_value: int) -> int:
+    """Return the sum of min(max(i, 0), max_value) over all integers i up to ``last``."""
+    unclamped_count = min(max(last, 0), max_value)
+    return unclamped_count * (unclamped_count + 1) // 2 + max(last - max_value, 0) * max_value
 
 
 def _read_sparsity(text: str) -> float:
@@ -207,12 +217,13 @@ def _read_sparsity(text: str) -> float:
 
 @dataclass(frozen=True)
 class AttentionProblem(CheckedProblem):
-    """All parameters of an attention except its shape.
+    """All parameters of an attention launch except its shape.
 
     - ``direction``: the passes in a launch: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
-    - ``backward_count``: the FLOP of a backward pass: ``hardware`` (2.5 times the forward pass) or ``model`` (2 times).
-    - ``sparsity``: the fraction of key blocks that do not matter to a query in the inputs, for kernels that skip such
-      blocks; 0 for ordinary inputs.
+    - ``backward_count``: how to count the FLOP of a backward pass: ``hardware`` (2.5 times the FLOP of the forward
+      pass) or ``model`` (2 times).
+    - ``sparsity``: the share of key blocks in the generated inputs that hardly affect the output of a query. It is for
+      kernels that skip such blocks; 0 for ordinary inputs.
 
     Raises UsageError if the sparsity is not from 0 to 1, or another field has an unknown value.
     """
@@ -223,13 +234,13 @@ class AttentionProblem(CheckedProblem):
     direction: str = field(
         default="fwd",
         metadata=describe(
-            "passes in a launch: forward (fwd), backward (bwd) or both (fwd+bwd)", choices=ATTENTION_DIRECTIONS
+            "passes to time: forward (fwd), backward (bwd) or both (fwd+bwd)", choices=ATTENTION_DIRECTIONS
         ),
     )
     data: str = field(
         default="normal",
         metadata=describe(
-            "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
+            "distribution of the operands' random values, or zeros; wide: normal values times random powers of two",
             choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
@@ -238,16 +249,16 @@ class AttentionProblem(CheckedProblem):
     backward_count: str = field(
         default="hardware",
         metadata=describe(
-            "how to count the FLOP of a backward pass: as 2.5 times the forward pass, with recomputation (hardware), "
-            "or as 2 times (model)",
+            "how to count the FLOP of a backward pass: 2.5 times those of the forward pass, including recomputation "
+            "(hardware), or 2 times (model)",
             choices=tuple(BACKWARD_FLOP_FACTORS),
         ),
     )
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "share of the key blocks in the generated inputs that hardly affect the result; for kernels "
-            "that skip such blocks",
+            "share of the key blocks that hardly affect the result in the inputs that mamf generates; for kernels that "
+            "skip these blocks",
             default="0",
             parse_text=_read_sparsity,
             metavar="SHARE",
@@ -264,11 +275,10 @@ class AttentionProblem(CheckedProblem):
         return self.direction != "fwd"
 
     def compute_work(self, shape: AttentionShape) -> Work:
-        backward_note = (
-            f", backward {BACKWARD_FLOP_FACTORS[self.backward_count]:g} times the forward" if self.has_backward else ""
-        )
-        convention = f"4*b*h*pairs*d, masked pairs not counted{backward_note}; each operand and result once"
-        return Work(self.compute_flop(shape), self.compute_traffic_bytes(shape), convention)
+        flop = self.compute_flop(shape)
+        formula = f"{4 * flop / shape.flop:g}*b*h*pairs*d in {self.direction}"
+        convention = f"each operand and result once; masked pairs not counted; {formula}"
+        return Work(flop, self.compute_traffic_bytes(shape), convention)
 
     def compute_flop(self, shape: AttentionShape) -> float:
         """Return the FLOP of one launch in the problem's direction."""
@@ -278,7 +288,7 @@ class AttentionProblem(CheckedProblem):
     def compute_traffic_bytes(self, shape: AttentionShape) -> int:
         """Return the minimum bytes that a launch moves: each operand is read once and each result is written once."""
         elements, itemsize = shape.element_counts, DTYPES[self.dtype].itemsize
-        forward = sum(elements.values())  # The output is as large as its gradient.
+        forward = sum(elements.values())  # The gradient ``do`` has the size of the output.
         # A backward pass reads q, k, v, o and do, and writes dq, dk and dv.
         backward = 2 * forward
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
@@ -351,7 +361,7 @@ class AttentionKernel(Kernel[AttentionProblem, AttentionShape]):
 
     def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:
         if problem.direction not in self.directions:
-            return f"{self.name} supports only --direction {' or '.join(self.directions)}"
+            return f"{self.name} does not support --direction {problem.direction}: use {' or '.join(self.directions)}"
         return self._explain_unsupported_dtype(problem)
 
 
@@ -403,7 +413,7 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
         """
         tokens = _DEFAULT_BATCH_TOKENS if backend.is_accelerator else _DEFAULT_CPU_BATCH_TOKENS
         shapes = []
-        for combination in combine_values({**_DEFAULT_SIZES, **sizes}):
+        for combination in yield_combinations({**_DEFAULT_SIZES, **sizes}):
             key_dim, value_dim = combination.pop("head_dim")
             heads, length = combination["heads"] or max(1, _DEFAULT_HIDDEN_SIZE // key_dim), combination["seqlen_k"]
             default_sizes = {"heads": heads, "kv_heads": heads, "seqlen_q": length, "batch": max(1, tokens // length)}
@@ -424,7 +434,7 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
         names = {"sparsity": "sparsity", "cosine": "cosine_similarity", "relative L1": "relative_l1"}
         return {
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
-            # Device memory that the forward pass keeps for the backward pass.
+            # The device memory of the tensors that the forward pass saves for the backward pass.
             "saved MiB": float(details["held_bytes"]) / 2**20 if "held_bytes" in details and is_backward else None,
             "TB/s": traffic / row.seconds / TERA if row.ok else None,
             **({"effective TFLOPS": row.best_rate * dense} if "sparsity" in details and row.ok else {}),
@@ -432,7 +442,9 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
         }
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
-        """Draw a random problem with at most two kv heads, so that a check of the first and the last head covers it."""
+        """Draw a random problem and shape with at most two kv heads, so that a check of the first and the last kv head
+        covers all heads.
+        """
         batch, kv_heads = chooser.choice(((1, 1), (1, 2), (2, 1)))
         heads, width = kv_heads * chooser.choice((1, 2, 4, 8)), chooser.choice((32, 64, 80, 96, 128, 256))
         queries, keys = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))

@@ -36,16 +36,19 @@ class _SageAttention(QuantizedAttention):
     module_name = "sageattention"
     function_name = "sageattn"
     distribution_name = "sageattention"
-    # SageAttention's causal mask is right only if there are as many queries as keys.
+    # SageAttention's causal mask is correct only if there are as many queries as keys.
     supports_unequal_lengths = False
-    major_version: ClassVar[int]
+    required_major_version: ClassVar[int]
 
     def import_library(self) -> Any:
-        # Versions 1 and 2 have a function ``sageattn``, but only version 2 also has a function for each of its kernels.
+        # Both versions have the function ``sageattn``, but only version 2 also has a function for each of its kernels.
         has_kernels = hasattr(importlib.import_module(self.module_name), "sageattn_qk_int8_pv_fp16_triton")
-        if has_kernels != (self.major_version == 2):
+        if has_kernels != (self.required_major_version == 2):
             version = get_package_version(self.distribution_name) or ("2.x" if has_kernels else "1.x")
-            raise ModuleNotFoundError(f"the installed sageattention has version {version}", name=self.module_name)
+            raise ModuleNotFoundError(
+                f"the installed sageattention has version {version}, but {self.library_name} is needed",
+                name=self.module_name,
+            )
         return super().import_library()
 
     def launch_forward(
@@ -57,7 +60,7 @@ class _SageAttention(QuantizedAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Any:
-        k = k.clone() if self.major_version == 1 else k
+        k = k.clone() if self.required_major_version == 1 else k
         return function(q, k, v, tensor_layout="HND", is_causal=shape.causal)
 
 
@@ -69,14 +72,14 @@ class SageAttention1(_SageAttention):
     """
 
     name = "sage-1"
-    major_version = 1
+    required_major_version = 1
     library_name = "SageAttention 1"
     install_command = "pip install sageattention==1.0.6"
     capability_range = (8, 0), NO_MAX_CAPABILITY
     matmul_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
-    #: On normal data, a numerical model of int8 with a scale per block predicts an error of 1.3e-2, and the measured
-    #: difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
+    #: On normal data, a numerical model of int8 with a scale per block predicts a relative error of 1.3e-2, and the
+    #: measured difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
 
     def details(
@@ -95,7 +98,7 @@ class SageAttention2(_SageAttention):
     """
 
     name = "sage-2"
-    major_version = 2
+    required_major_version = 2
     library_name = "SageAttention 2"
     install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
     alternative_nvidia_command = "mamf attention --kernel sage-1"

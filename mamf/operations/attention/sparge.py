@@ -1,9 +1,9 @@
 """Call SpargeAttention, a SageAttention that skips blocks of keys that it predicts to be irrelevant.
 
-It has no backward pass. How many blocks can be skipped depends on the data. If every block matters, a kernel with a
-threshold skips nothing, and a kernel that skips a fixed share ("topk") gives a wrong result. So mamf lets ``topk``
-kernels keep as many blocks as matter in the inputs (``AttentionProblem.sparsity``), and reports the share of blocks
-that a kernel skipped.
+SpargeAttention has no backward pass. How many blocks can be skipped depends on the data. If every block matters, a
+kernel that skips blocks below a threshold skips nothing, and a kernel that skips a fixed share of the blocks ("topk")
+gives a wrong result. So mamf lets ``topk`` kernels keep as many blocks as matter in the inputs
+(``AttentionProblem.sparsity``), and reports the share of blocks that a kernel skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mamf.operations.attention.attention_reference import compute_attended_share
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import QuantizedAttention
 
-#: The number of keys in the larger of SpargeAttention's two block sizes.
+#: The number of tokens in a block. SpargeAttention uses blocks of 128 and of 64 tokens; this is the larger number.
 _KEYS_PER_BLOCK = 128
 
 
@@ -30,15 +30,17 @@ class _SpargeAttention(QuantizedAttention):
     supports_gqa = False
     supports_unequal_lengths = False
 
-    def make_options(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
-        """Return the keyword arguments of the library's function, for ``topk`` also the share of blocks to keep."""
-        options = {"is_causal": shape.causal, "tensor_layout": "HND"}
+    def make_keyword_arguments(self, problem: AttentionProblem, shape: AttentionShape) -> dict[str, Any]:
+        """Return the keyword arguments of the library's function. For a ``topk`` function, they include the share of
+        key blocks that the kernel keeps.
+        """
+        keyword_arguments = {"is_causal": shape.causal, "tensor_layout": "HND"}
         if "topk" not in self.function_name:
-            return options
+            return keyword_arguments
         share = compute_attended_share(problem.sparsity, shape.seqlen_k)
         # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
         # rounding error does not lose a block.
-        return {**options, "topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
+        return {**keyword_arguments, "topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
 
     def launch_forward(
         self,
@@ -49,7 +51,7 @@ class _SpargeAttention(QuantizedAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Any:
-        return function(q, k, v, **self.make_options(problem, shape))
+        return function(q, k, v, **self.make_keyword_arguments(problem, shape))
 
     def details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
@@ -58,10 +60,10 @@ class _SpargeAttention(QuantizedAttention):
 
         Measure this share in a launch that is not timed, because reading the share synchronizes the device.
         """
-        options = self.make_options(problem, shape)
-        _, sparsity = self.import_library_quietly()(*operands, **options, return_sparsity=True)
-        # With a causal mask, the library assumes that the lengths are multiples of its blocks of 128 x 64. At other
-        # lengths the share that it returns can be negative.
+        keyword_arguments = self.make_keyword_arguments(problem, shape)
+        _, sparsity = self.import_library_quietly()(*operands, **keyword_arguments, return_sparsity=True)
+        # The library's sparsity can be negative with a causal mask, because the library assumes that the lengths are
+        # multiples of its blocks of 128 x 64. Report 0 instead.
         return {**super().details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}
 
 
@@ -84,9 +86,9 @@ class _SpargeFp8(_SpargeAttention):
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
         if shape.causal:
-            # The library uses is_causal to choose blocks, but does not pass it to the kernel. So the kernel does not
-            # mask the later keys inside of the blocks on the diagonal.
-            return f"{self.name} masks only whole blocks of keys, so it is wrong on the diagonal: remove --causal"
+            # The library uses is_causal to choose blocks, but does not pass is_causal to the kernel. So in blocks on
+            # the diagonal, the kernel does not mask the keys that come after a query.
+            return f"{self.name} masks only whole blocks of keys, which is wrong with a causal mask: remove --causal"
         return super().explain_unsupported_shape(problem, shape)
 
 

@@ -1,7 +1,7 @@
 """Prepare and verify attention kernels on torch tensors, in each direction (forward, backward, both).
 
 A kernel derives from ``TorchAttention``, declares its layout and implements ``attend``. The shortest example is
-``Sdpa`` in torch_kernels.py. Kernels of a library derive from ``LibraryAttention``, such as ``FusedSdpa``.
+``Sdpa`` in torch_kernels.py. Kernels of a library, such as ``FusedSdpa``, derive from ``LibraryAttention``.
 """
 
 from __future__ import annotations
@@ -50,21 +50,21 @@ from mamf.operations.operand_sets import (
     view_as,
 )
 
-#: The command that mamf suggests if a kernel does not support a device: torch's attention runs on all devices.
+#: The command that mamf suggests if a kernel does not support a device. Torch's attention runs on all devices.
 PORTABLE_COMMAND = "mamf attention --kernel sdpa"
-#: Texts of the errors that torch's attention raises if none of its backends supports the operands.
+#: Texts in the errors that torch's attention raises if none of its backends supports the operands.
 NO_BACKEND_ERROR_TEXTS = ("No available kernel", "No viable backend")
-#: The largest ||O - reference|| / ||reference|| of a correct output O of an exact kernel, by dtype. Rounding O and P,
-#: the softmax, to 8 bits of mantissa (bfloat16) causes sqrt(2) * 1.65e-3 = 2.3e-3, as measured in results/; 11 bits
-#: (float16) cause an eighth of that. These limits are at least twice as large. In float32 and float64, the rounding of
-#: sums and exponentials causes the errors.
+#: The largest relative error ||O - reference|| / ||reference|| of a correct output O of an exact kernel, by dtype.
+#: Rounding O and the softmax P to 8 bits of mantissa (bfloat16) causes an error of sqrt(2) * 1.65e-3 = 2.3e-3, as
+#: measured in results/. Rounding them to 11 bits (float16) causes an eighth of this error. These limits are at least
+#: twice as large. In float32 and float64, the rounding of sums and exponentials causes the errors.
 ERROR_BOUND_BY_DTYPE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "float64": 1e-12}
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
-# The largest error in results/ is 3.3e-3.
+# The largest error of a gradient in results/ is 3.3e-3.
 _GRADIENT_TOLERANCE_FACTOR = 2.0
-# The smallest subnormal number of float16. The gradient of a score is about the variance of the data (1/3 or more)
-# divided by the number of keys that a query sees. In float16 the gradient may be subnormal, so it is rounded to a
-# multiple of this number, which adds an error of up to 0.87 times this number times the number of keys.
+# The smallest subnormal number of each dtype in which gradients of scores may be subnormal. The gradient of a score is
+# about the variance of the data (1/3 or more) divided by the number of keys that a query sees. Rounding a subnormal
+# gradient to a multiple of this number adds an error of up to 0.87 times this number times the number of keys.
 _MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
 # The operands whose signs mamf changes between launches, by direction. For ``bwd`` mamf does not change V, because all
 # launches use the same forward pass, which saved V.
@@ -81,11 +81,11 @@ class TorchAttention(AttentionKernel):
     """An attention kernel on torch tensors. Derived classes implement ``attend`` or ``bind_operands``.
 
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
-    - ``supports_gqa``: whether it supports fewer kv heads than query heads.
-    - ``supports_window``: whether it supports a window.
+    - ``supports_gqa``: whether the kernel supports fewer kv heads than query heads.
+    - ``supports_window``: whether the kernel supports a sliding window.
     - ``supports_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
-    - ``supports_unequal_head_dims``: whether it supports values whose head dimension differs from that of keys.
-    - ``head_dims``: the head dimensions that it supports, of keys and of values.
+    - ``supports_unequal_head_dims``: whether keys and values may have different head dimensions.
+    - ``head_dims``: the supported head dimensions, of keys and of values.
     """
 
     layout: ClassVar[str] = "bhsd"
@@ -94,7 +94,7 @@ class TorchAttention(AttentionKernel):
     supports_unequal_lengths: ClassVar[bool] = True
     supports_unequal_head_dims: ClassVar[bool] = True
     head_dims: ClassVar[range | tuple[int, ...]] = range(8, 257, 8)
-    #: The largest ||O - reference|| / ||reference|| of a correct output O; None: the limit of the dtype.
+    #: The largest ||O - reference|| / ||reference|| of a correct output O; None: see ERROR_BOUND_BY_DTYPE.
     tolerance: ClassVar[float | None] = None
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
@@ -109,7 +109,7 @@ class TorchAttention(AttentionKernel):
     ) -> Callable[..., torch.Tensor]:
         """Return a function of q, k and v that launches the forward pass of one shape and returns the output.
 
-        Kernels that must be compiled compile here, outside of the timed launches.
+        A kernel that must be compiled is compiled in this method, outside of the timed launches.
         """
         return lambda q, k, v: self.attend(shape, q, k, v)
 
@@ -159,8 +159,8 @@ class TorchAttention(AttentionKernel):
             for buffers in buffer_sets
         ]
         if problem.direction == "bwd":
-            # Run a forward pass first, so that memory which a library allocates only once, such as a workspace, does
-            # not count as memory of the saved forward passes, which is measured below.
+            # Run a forward pass first, so that the library allocates the memory that it allocates only once, such as a
+            # workspace. Otherwise this memory would count as memory of the saved forward passes, measured below.
             attentions[0].make_launch(forward_pass)
             attentions[0].saved_output = None
         bytes_before = backend.read_allocated_memory_bytes()
@@ -198,7 +198,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """One operand set of an attention kernel: makes the function that launches the kernel, and verifies its results."""
+    """A kernel with one operand set. It makes the function that launches the kernel, and verifies outputs."""
 
     def __init__(
         self,
@@ -208,10 +208,12 @@ class PreparedAttention:
         operands: Mapping[str, torch.Tensor],
     ) -> None:
         self._kernel, self._problem, self._shape, self._operands = kernel, problem, shape, operands
-        #: The output of the single forward pass that all launches of ``bwd`` use; None for other directions.
+        #: The output of the single forward pass that all launches of direction ``bwd`` use; None for other directions.
         self.saved_output: torch.Tensor | None = None
-        self._find_changed = ChangeDetector(operands)
-        self._signs = [SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]]
+        self._find_changed_operands = ChangeDetector(operands)
+        self._sign_flippers = [
+            SignFlipper(join_rows(operands[name])) for name in _SIGN_CHANGING_OPERANDS[problem.direction]
+        ]
 
     def make_operand_set(self, launch: Callable[[], object]) -> OperandSet:
         is_special = self._problem.direction == "fwd" and self._kernel.is_exact
@@ -225,9 +227,9 @@ class PreparedAttention:
             launch,
             self.verify,
             verify_whole=self.verify_whole,
-            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._signs)),
-            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._signs)),
-            list_changed_operands=self._find_changed,
+            change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._sign_flippers)),
+            restore_operands=lambda: list(map(SignFlipper.restore_signs, self._sign_flippers)),
+            list_changed_operands=self._find_changed_operands,
             is_deterministic=is_special,
             verify_special_values=verify_special_values if is_special else None,
         )
@@ -235,8 +237,8 @@ class PreparedAttention:
     def make_launch(self, forward_pass: Callable[..., torch.Tensor]) -> Callable[[], object]:
         """Return a function without arguments that launches the passes of the problem's direction.
 
-        ``forward_pass``: launches the forward pass with q, k and v. For ``bwd``, run the forward pass here, once, and
-        keep its autograd graph: each launch runs the graph backward.
+        ``forward_pass``: launches the forward pass, given q, k and v. For the direction ``bwd``, call it once and keep
+        the autograd graph, which each launch runs backward.
         """
         operands = [self._operands[name] for name in "qkv"]
         if self._problem.direction == "fwd":
@@ -328,9 +330,9 @@ class PreparedAttention:
 
 
 ComputeCapability = tuple[int, int]
-#: The highest compute capability of a library that also supports all newer NVIDIA cards.
+#: The upper end of the capability range of a library that supports all newer NVIDIA cards.
 NO_MAX_CAPABILITY: ComputeCapability = (99, 9)
-# A pattern of the RuntimeErrors that libraries raise for dtypes, features and sizes that the library or its build does
+# A pattern that matches the RuntimeErrors of libraries for dtypes, features and sizes that a library or its build does
 # not support.
 _UNSUPPORTED_ERROR_PATTERN = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 
@@ -339,8 +341,9 @@ class KernelLibrary:
     """A library of a vendor or a third party that has kernels.
 
     mamf imports the library only when it needs it. The library may be absent, half installed, or built for another card
-    or CUDA version, so the import may raise any exception. mamf turns it into a reason, with the command that fixes it.
-    Text that the library prints during import goes to stderr, because stdout is for results.
+    or CUDA version, so the import may raise any exception. mamf reports the exception as the reason why the kernel is
+    unavailable, with the command that fixes the problem. Text that the library prints during import goes to stderr,
+    because stdout is for results.
 
     - ``library_name``: its name in messages. ``distribution_name``: its name in pip. ``install_command``: the command
       that installs it.
@@ -350,7 +353,7 @@ class KernelLibrary:
     - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
     - ``portable_command``: the command that mamf suggests on devices with other runtimes.
     - ``alternative_nvidia_command``: the command that mamf suggests on NVIDIA cards that the library does not support;
-      empty: ``portable_command``.
+      if empty, mamf suggests ``portable_command``.
     """
 
     library_name: ClassVar[str]
@@ -366,14 +369,14 @@ class KernelLibrary:
     def import_library(self) -> Any:
         """Import the library, and return the function that the kernel calls, or the module if it calls several.
 
-        May raise any exception. Derived classes raise ModuleNotFoundError if a module of that name is installed, but
-        belongs to another library.
+        The import may raise any exception. Derived classes raise ModuleNotFoundError if a module named ``module_name``
+        is installed, but belongs to another library.
         """
         module = importlib.import_module(self.module_name)
         return operator.attrgetter(self.function_name)(module) if self.function_name else module
 
     def make_version_details(self) -> dict[str, Any]:
-        """Return the name and version of the installed package as a detail of a launch; empty if it is missing."""
+        """Return the name and version of the installed package as a detail of a launch; {} if it is not installed."""
         version = get_package_version(self.distribution_name)
         return {"library": f"{self.distribution_name} {version}"} if version else {}
 
@@ -399,13 +402,14 @@ class KernelLibrary:
                 return Unavailable(reason, self.alternative_nvidia_command or self.portable_command)
         try:
             self.import_library_quietly()
-        except Exception as error:  # A broken library may raise any exception.
+        except Exception as error:  # The import of a broken library may raise any exception.
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and f"{self.module_name}.".startswith(f"{missing}."):
                 return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
             reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
-            # If a dependency is missing, pip installs it. Otherwise pip needs --force-reinstall, and also --no-deps,
-            # without which it would reinstall the dependencies and replace torch.
+            # If a dependency is missing, the install command installs it. Otherwise the library itself is broken. To
+            # install the library again, pip needs --force-reinstall. Without --no-deps, pip would also reinstall the
+            # dependencies and replace torch.
             reinstall_command = self.install_command.replace(" --no-deps", "").replace(
                 "pip install", "pip install --force-reinstall --no-deps", 1
             )
@@ -454,10 +458,10 @@ class LibraryAttention(KernelLibrary, TorchAttention):
         return self.make_version_details()
 
 
-# The tolerance of quantized kernels for inputs with block structure, on which rounding to int8 causes larger errors,
-# because their scores differ by 14 and more. A numerical model of int8 with a scale per block predicts an error of
-# 6.7e-2. The limit is about twice as large.
-_STRUCTURED_TOLERANCE = 1.5e-1
+# The tolerance of quantized kernels for inputs with block structure. For these inputs, rounding to int8 causes larger
+# errors, because the scores differ by 14 and more. A numerical model of int8 with a scale per block predicts an error
+# of 6.7e-2. The limit is about twice as large.
+_BLOCK_STRUCTURE_TOLERANCE = 1.5e-1
 
 
 class QuantizedAttention(LibraryAttention):
@@ -467,13 +471,13 @@ class QuantizedAttention(LibraryAttention):
     is_exact = False
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        return _STRUCTURED_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
+        return _BLOCK_STRUCTURE_TOLERANCE if problem.sparsity else super().get_error_bound(problem)
 
 
 def get_window_size(shape: AttentionShape, unlimited_size: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before itself and after itself, as the argument ``window_size`` of libraries.
+    """Return how many keys a query sees before and after itself: the argument ``window_size`` of attention libraries.
 
-    ``unlimited_size``: the value with which the library does not limit a side of the window.
+    ``unlimited_size``: the number of keys that stands for "no limit" in the library.
     """
     if shape.window is None:
         return unlimited_size, unlimited_size

@@ -30,7 +30,8 @@ class Sdpa(TorchAttention):
     name = "sdpa"
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(8, 513, 8)
-    # scaled_dot_product_attention aligns its causal mask to the top left, which is wrong if lengths differ.
+    # scaled_dot_product_attention aligns its causal mask to the top left. mamf expects a mask that is aligned to the
+    # bottom right, which is a different mask if there are more or fewer queries than keys.
     supports_unequal_lengths = False
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -127,11 +128,11 @@ class EagerAttention(TorchAttention):
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
     ) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
+        heads_per_kv_head, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-            if group > 1:
-                k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            if heads_per_kv_head > 1:
+                k, v = k.repeat_interleave(heads_per_kv_head, dim=1), v.repeat_interleave(heads_per_kv_head, dim=1)
             return compute_softmax_weights(q @ k.transpose(-2, -1), shape.head_dim, masked) @ v
 
         return attend
@@ -139,15 +140,16 @@ class EagerAttention(TorchAttention):
     def make_part_launches(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
-        """Return the FLOP and a launch of each part of the forward pass, by name: ``scores``, ``softmax``, ``values``.
+        """Return the FLOP of each part of the forward pass and a function that launches the part, by the part's name:
+        ``scores``, ``softmax`` or ``values``.
 
         The FLOP include masked pairs of a query and a key.
         """
         assert isinstance(backend, TorchBackend)
         (buffers,) = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, 1)), 1)
         q, k, v = (self.view_operands(problem, shape, buffers)[name] for name in "qkv")
-        group, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        heads_per_kv_head, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
+        k, v = k.repeat_interleave(heads_per_kv_head, dim=1), v.repeat_interleave(heads_per_kv_head, dim=1)
         unscaled_scores = q @ k.transpose(-2, -1)
         weights = compute_softmax_weights(unscaled_scores, shape.head_dim, masked)
         return {
@@ -177,7 +179,7 @@ def compute_softmax_weights(unscaled_scores: torch.Tensor, head_dim: int, masked
 
 
 class CompiledEagerAttention(EagerAttention):
-    """The kernel ``eager`` under torch.compile. The compiler must not replace it with SDPA, as in class ``Sdpa``."""
+    """The kernel ``eager``, compiled with torch.compile, without the compiler's passes that replace it with SDPA."""
 
     name = "compiled-eager"
     is_tried_by_default = False
@@ -197,18 +199,21 @@ class CompiledEagerAttention(EagerAttention):
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
 
 
-#: The largest number of pairs of a query and a key for which a block mask is made from a dense mask, which takes
-#: several bytes of memory per pair.
+#: The largest number of pairs of a query and a key for which mamf makes a block mask from a dense mask. A dense mask
+#: takes several bytes of memory per pair.
 _MAX_DENSE_MASK_PAIRS = 2**28
 
 
 def explain_flex_attention_unavailability(backend: Backend, needs_compiler: bool = True) -> Unavailable | None:
-    """Return why FlexAttention cannot run on this backend, or None. ``needs_compiler``: whether to compile it."""
+    """Return why FlexAttention cannot run on this backend, or None if it can.
+
+    ``needs_compiler``: whether the caller compiles FlexAttention with torch.compile.
+    """
     if needs_compiler and (reason := backend.explain_missing_compiler()):
         return reason
     try:
         import torch.nn.attention.flex_attention  # noqa: F401
-    except Exception as error:  # The import fails in builds of torch that have no compiler.
+    except Exception as error:  # The import fails if the build of torch has no compiler.
         return Unavailable(
             f"FlexAttention cannot be loaded: {get_first_message_line(error)}", "pip install --upgrade torch"
         )
@@ -216,9 +221,9 @@ def explain_flex_attention_unavailability(backend: Backend, needs_compiler: bool
 
 
 class FlexAttention(TorchAttention):
-    """The kernel FlexAttention under torch.compile, without which it would write all scores to memory.
+    """The kernel FlexAttention, compiled with torch.compile. Without compilation, it would write all scores to memory.
 
-    mamf compiles it and makes its block mask outside of the timed launches.
+    mamf compiles the kernel and makes its block mask outside of the timed launches.
     """
 
     name = "flex"
@@ -253,7 +258,9 @@ class FlexAttention(TorchAttention):
 
 
 def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
-    """Make FlexAttention's block mask: which key blocks each query block sees. Return None if the mask is full."""
+    """Make FlexAttention's block mask, which says which key blocks each query block sees; None if all queries see all
+    keys.
+    """
     if not shape.causal and shape.window is None:
         return None
     from torch.nn.attention.flex_attention import create_block_mask
@@ -267,7 +274,7 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
         return seen if shape.window is None else seen & (distance <= shape.window)
 
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_MASK_PAIRS
-    # For many tokens, compile create_block_mask. The compiled function does not allocate a dense mask, which would take
-    # 17 GB for 131072 tokens.
-    create_mask: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create_mask(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+    # If there are many pairs, compile create_block_mask. The compiled function does not allocate a dense mask, which
+    # would take 17 GB for 131072 tokens.
+    create_mask_function: Any = create_block_mask if is_small else torch.compile(create_block_mask)
+    return create_mask_function(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

@@ -17,14 +17,15 @@ class XFormersAttention(LibraryAttention):
     library_name = "xFormers"
     module_name = "xformers.ops"
     distribution_name = "xformers"
-    # pip needs --no-deps: xFormers requires the torch that it was built with, so pip would replace the installed torch.
+    # Without --no-deps, pip would replace the installed torch with the version that xFormers was built with.
     install_command = "pip install --no-deps --no-build-isolation git+https://github.com/facebookresearch/xformers.git"
     runtimes = ("cuda", "hip")
     layout = "bshd"
     dtypes = ("bfloat16", "float16", "float32")
     head_dims = range(8, 513, 8)
     supports_unequal_head_dims = True
-    # xFormers' LowerTriangularMask is aligned to the top left, which is wrong if lengths differ.
+    # xFormers' LowerTriangularMask is aligned to the top left. mamf expects a mask that is aligned to the bottom right,
+    # which is a different mask if there are more or fewer queries than keys.
     supports_unequal_lengths = False
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
@@ -44,15 +45,15 @@ class XFormersAttention(LibraryAttention):
         if shape.heads != shape.kv_heads:
             # If query heads share keys and values, xFormers expects operands of the shape [batch, sequence, kv heads,
             # query heads per kv head, head dimension].
-            group = shape.heads // shape.kv_heads
-            q = q.unflatten(2, (shape.kv_heads, group))
-            k, v = (tensor.unsqueeze(3).expand(-1, -1, -1, group, -1) for tensor in (k, v))
+            heads_per_kv_head = shape.heads // shape.kv_heads
+            q = q.unflatten(2, (shape.kv_heads, heads_per_kv_head))
+            k, v = (tensor.unsqueeze(3).expand(-1, -1, -1, heads_per_kv_head, -1) for tensor in (k, v))
         bias = function.LowerTriangularMask() if shape.causal else None
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
         except NotImplementedError as error:
-            # No operator supports the inputs. The message first describes the inputs. Then it gives the reason of each
-            # operator, in a line that begins with the operator's name in backticks. Keep only the reasons.
+            # No operator of xFormers supports the inputs. The error message first describes the inputs. Then it gives
+            # each operator's reason, in a line that begins with the operator's name in backticks. Keep only reasons.
             reasons = re.sub(r"\A.*?\n(?=`)", "", str(error), flags=re.DOTALL)
             raise UnsupportedError(" ".join(reasons.split())) from error
         return output.flatten(2, 3) if output.ndim == 5 else output

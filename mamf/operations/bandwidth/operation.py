@@ -1,11 +1,11 @@
-"""Define the operation ``bandwidth``, passes over arrays: array sizes, access patterns and their exact byte counts.
+"""Define the operation ``bandwidth``, which passes over arrays: array sizes, access patterns and exact byte counts.
 
-Bytes are counted as in STREAM: reads plus writes, each array once per pass. Cache lines that are fetched before a write
-(write allocate) are not counted. Compared with other tools, on the same arrays and device:
+mamf counts bytes like STREAM: the bytes that a pass reads plus the bytes that it writes, each array once. It does not
+count cache lines that are fetched before a write (write allocate). Compared with other tools on the same device:
 
 - ``copy`` (a = b) is STREAM's and BabelStream's Copy, and twice the figure of nvbandwidth's ``device_local_copy``,
-  which counts the size of the copy once (memcpy.cpp; 1519 GB/s there on an H100 is 3.04 TB/s here).
-- ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad: two arrays read, one written.
+  which counts the size of the copy once (see its memcpy.cpp). On an H100, its 1519 GB/s are 3.04 TB/s in mamf.
+- ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad. It reads two arrays and writes one.
 - STREAM and BabelStream do not have ``read`` (the sum of b). BabelStream's Dot only reads too, but reads two arrays.
 - STREAM and BabelStream do not have ``write`` (a = s). BabelStream's Init writes arrays, but is timed separately.
 
@@ -27,8 +27,8 @@ from mamf.measurement import TERA, Measurement
 from mamf.operation import CheckedProblem, Operation, describe
 from mamf.peaks import find_bandwidth
 
-#: The arrays that a pass reads, by pattern, with the names that STREAM gives them. All patterns but ``read`` write
-#: ``a``.
+#: The arrays that a pass reads, by access pattern. The names are those in STREAM. All patterns except ``read`` write
+#: the array ``a``.
 READ_ARRAYS_BY_PATTERN: Mapping[str, tuple[str, ...]] = {
     "copy": ("b",),
     "read": ("b",),
@@ -38,15 +38,15 @@ READ_ARRAYS_BY_PATTERN: Mapping[str, tuple[str, ...]] = {
 ACCESS_PATTERNS = tuple(READ_ARRAYS_BY_PATTERN)
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 _FLOP_PER_ELEMENT_BY_PATTERN = {"copy": 0, "read": 1, "write": 0, "triad": 2}
-#: Number of arrays of triad, the pattern with the most arrays.
+#: The number of arrays of ``triad``, the access pattern with the most arrays.
 MAX_ARRAY_COUNT = 3
 #: If the arrays have at least this number of bytes in total, all launches use a single operand set: after a launch,
 #: even the largest cache (1.1 GB on an EPYC 9684X) contains almost no data that the next launch can use.
 _MIN_SINGLE_SET_BYTES = 4 * 2**30
-#: Assumed size of the last-level cache, in bytes, of a device that does not report it.
+#: The size in bytes that mamf assumes for the last-level cache of a device that does not report the size.
 DEFAULT_CACHE_BYTES = 32 * 2**20
-#: A pass measures memory if its arrays are at least this many times as large as the last-level cache. The cache can
-#: then save at most a sixteenth of the memory traffic; it saved 1 % on an H200 (1 GiB written).
+#: A pass measures memory, not a cache, if its arrays together are at least this many times as large as the last-level
+#: cache. The cache can save at most a sixteenth of their memory traffic. On an H200 it saved 1 % of 1 GiB of writes.
 MIN_ARRAYS_TO_CACHE_RATIO = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _BYTE_SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
@@ -72,7 +72,7 @@ def make_byte_size_metadata(help: str, default_sizes: str) -> Mapping[str, Any]:
 
 @dataclass(frozen=True, order=True)
 class BandwidthShape:
-    """The size of each array of a pass, in bytes. A copy at 1 GiB has two arrays, so it moves 2 GiB.
+    """The size of each array of a pass, in bytes. A copy with the size 1 GiB has two arrays, so it moves 2 GiB.
 
     A shape is written in the largest unit that divides it: ``256MiB``, ``1GiB``, ``1000`` (bytes).
     """
@@ -109,7 +109,8 @@ class BandwidthProblem(CheckedProblem):
     pattern: str = field(
         default="copy",
         metadata=describe(
-            "what each pass over the arrays does: copy a = b, read the sum of b, write a = s, triad a = b + s*c",
+            "what each pass over the arrays a, b and c computes: a = b (copy), the sum of b (read), a = s (write) or "
+            "a = b + s*c (triad)",
             choices=ACCESS_PATTERNS,
         ),
     )
@@ -119,8 +120,8 @@ class BandwidthProblem(CheckedProblem):
     warm: int = field(
         default=1,
         metadata=describe(
-            "number of passes over the arrays per launch; several passes over arrays that fit in a cache measure the "
-            "cache",
+            "number of passes over the arrays per launch; with several passes over arrays that fit in a cache, "
+            "mamf measures the cache",
             parse_text=parse_size,
             is_rare=True,
         ),
@@ -148,13 +149,13 @@ class BandwidthProblem(CheckedProblem):
         flop = float(self.warm * _FLOP_PER_ELEMENT_BY_PATTERN[self.pattern] * self.count_elements(shape))
         return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
-    def limit_operand_sets(self, shape: BandwidthShape, sets: int) -> int:
+    def limit_operand_set_count(self, shape: BandwidthShape, sets: int) -> int:
         """Return how many operand sets to use: ``sets``, or 1 if one set is several times larger than any cache."""
         return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return one device buffer for each array. It contains this array of all operand sets, in succession."""
-        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_sets(shape, sets)
+        """Return one device buffer per array. A buffer contains the arrays of all operand sets, one after another."""
+        elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_set_count(shape, sets)
         return {
             name: Buffer(elements, self.dtype, name in READ_ARRAYS_BY_PATTERN[self.pattern])
             for name in self.array_names
@@ -183,12 +184,12 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
         return None
 
 
-# A measured rate may be at most this many times the datasheet's bandwidth. The margin is small, because no card raises
-# its memory clock by default.
+# mamf rejects a measured rate as impossible if it is above this many times the datasheet's bandwidth. The margin is
+# small, because no card raises its memory clock by default.
 _MAX_DATASHEET_RATIO = 1.02
 # If a launch moves at least this many times the size of the cache, memory serves at least half of the bytes.
 _MIN_TRAFFIC_TO_CACHE_RATIO = 2
-# Assumed size of the memory, in bytes, of a device that does not report it.
+# The size in bytes that mamf assumes for the memory of a device that does not report the size.
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
 
@@ -207,7 +208,7 @@ class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
     problem_type = BandwidthProblem
     shape_example = "256MiB"
     command_name = "bandwidth"
-    default_dtype = "float32"  # Every device supports it.
+    default_dtype = "float32"  # Every device supports float32.
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
         """Return sizes that are powers of two, from arrays that together fit in the cache, to arrays that together fill
@@ -238,14 +239,15 @@ class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
         return find_bandwidth(info.name, info.compute_units)
 
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
-        """Return whether a row of this shape may become a bandwidth ceiling.
+        """Return whether a measurement of this shape may become a ceiling, the highest confirmed rate of the device.
 
-        A single pass must be served by memory. Several passes measure a cache, whose ceiling may have any shape.
+        With a single pass per launch, the arrays must be so large that memory serves the pass. Several passes measure a
+        cache, so any shape may become the ceiling.
         """
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return columns with the number of passes, if above 1, and the share of the datasheet's bandwidth."""
+        """Return columns of a report: the number of passes, if above 1, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.find_peak_rate(info, row.problem)
         if peak and row.ok:
@@ -265,5 +267,5 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
 
 
 def floor_to_power_of_two(limit: int) -> int:
-    """Return the largest power of two that is not above ``limit``, but at least 1024."""
+    """Return the largest power of two up to ``limit``, or 1024 if ``limit`` is smaller than 1024."""
     return 1 << max(limit.bit_length() - 1, 10)

@@ -31,11 +31,11 @@ from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_in
 #: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
 #: a triad is rounded at most twice.
 PATTERN_SCALAR = 3.0
-# Number of elements that verification compares at once. Comparing them takes a few times 64 MiB of temporary memory.
+# The number of elements that verification compares at once. This takes a few times 64 MiB of temporary memory.
 _ELEMENTS_PER_CHUNK = 2**24
 _SAMPLED_ELEMENT_COUNT = 256
-# Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|, or by this number if the sum is
-# smaller, because small values in float16 have large relative errors.
+# Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|. If this sum is smaller than the
+# constant below, verification divides by the constant, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
 # A sum must fit in the range of its dtype even if it is this many standard deviations away from its mean.
 _MAX_SUM_DEVIATIONS = 6
@@ -63,7 +63,7 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
         sets: int = 1,
         rewrite: bool = False,
     ) -> Prepared:
-        return super().prepare(backend, problem, shape, pool, problem.limit_operand_sets(shape, sets), rewrite)
+        return super().prepare(backend, problem, shape, pool, problem.limit_operand_set_count(shape, sets), rewrite)
 
     def make_operand_set(
         self, backend: Backend, problem: BandwidthProblem, shape: BandwidthShape, buffers: Mapping[str, torch.Tensor]
@@ -173,7 +173,7 @@ class TorchFunctions(TorchBandwidthKernel):
         # array to 32 bits, so the sum keeps the array's dtype.
         has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
         sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
-        # Use ``sums`` in place of arrays that the pattern does not have.
+        # If the pattern lacks an array, use ``sums`` as a placeholder, which the pass of this pattern does not use.
         a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
         run_pass = {
             "copy": partial(a.copy_, b),
@@ -192,20 +192,19 @@ class TorchFunctions(TorchBandwidthKernel):
 # -- passes in Triton --------------------------------------------------------------------------------------------------
 
 
-# Number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill its 2048 threads.
+# The number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill a unit's 2048 threads.
 _PROGRAMS_PER_UNIT = 8
-# Assumed number of compute units of a device that does not report it.
+# The number of compute units that mamf assumes for a device that does not report the number.
 _DEFAULT_COMPUTE_UNITS = 64
 _WARPS_PER_PROGRAM = 8
-# Bytes of an array that a program moves at once: 32 bytes, or two loads of 16 bytes, per thread.
+# The bytes of an array that a program moves at once: 32 bytes, or two loads of 16 bytes, per thread.
 _BLOCK_BYTES = _WARPS_PER_PROGRAM * 32 * 32
 
 
 class TritonPasses(TorchBandwidthKernel):
-    """A persistent Triton kernel whose programs stride over the arrays.
+    """A persistent Triton kernel: each of its programs processes many blocks of the arrays.
 
-    A launch runs all its passes in one kernel on the device, so that several passes measure a cache without gaps
-    between kernels.
+    A launch runs all passes in one kernel, so that there are no gaps between the passes when they measure a cache.
     """
 
     name = "triton"
@@ -221,7 +220,7 @@ class TritonPasses(TorchBandwidthKernel):
         operands = [arrays[name] for name in problem.array_names]
         element_count, block_elements = operands[0].numel(), _BLOCK_BYTES // operands[0].element_size()
         program_count = (backend.info.compute_units or _DEFAULT_COMPUTE_UNITS) * _PROGRAMS_PER_UNIT
-        kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(program_count,)]
+        triton_kernel: Any = getattr(kernels, f"run_{problem.pattern}_passes")[(program_count,)]
         output = arrays.get("a", operands[0].new_empty(program_count, dtype=torch.float32))
         if problem.pattern == "read":
             operands.append(output)
@@ -229,7 +228,13 @@ class TritonPasses(TorchBandwidthKernel):
         scalar = (PATTERN_SCALAR,) if problem.pattern in ("write", "triad") else ()
 
         launch = partial(
-            kernel, *operands, *scalar, element_count, problem.warm, BLOCK=block_elements, num_warps=_WARPS_PER_PROGRAM
+            triton_kernel,
+            *operands,
+            *scalar,
+            element_count,
+            problem.warm,
+            BLOCK=block_elements,
+            num_warps=_WARPS_PER_PROGRAM,
         )
-        launch()  # Let Triton compile the kernel, which it does in the first launch.
+        launch()  # Triton compiles the kernel during the first launch.
         return launch, output, float(problem.warm)

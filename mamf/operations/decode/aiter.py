@@ -1,4 +1,4 @@
-"""Call AMD's AITER over a paged cache: its batched prefill, which also supports decode, and its MLA decode."""
+"""Call AMD's AITER on a paged cache: its kernel for batched prefill, which also supports decode, and for MLA decode."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Call FlashAttention 2 and 3 over a cache of keys and values.
 
-The kernels call ``flash_attn_with_kvcache``. If sequences differ in length, and this function does not support that,
-they call ``flash_attn_varlen_func`` instead.
+The kernels call ``flash_attn_with_kvcache`` if it supports the lengths of the sequences, and ``flash_attn_varlen_func``
+otherwise.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from mamf.torch_backend import TorchBackend
 class _FlashKvcacheKernel(LibraryDecode):
     #: The name of the library's keyword argument for the page table.
     page_table_keyword: str
-    #: Whether sequences may differ in their number of queries in ``flash_attn_with_kvcache`` (if the function has the
-    #: argument ``cu_seqlens_q``).
+    #: Whether ``flash_attn_with_kvcache`` supports sequences with different numbers of queries, that is, whether it has
+    #: the argument ``cu_seqlens_q``.
     supports_ragged_kvcache_queries = False
 
     def bind_operands(
@@ -57,8 +57,8 @@ def _attend_with_kvcache(
     k, v = view_as_pages(shape, k), view_as_pages(shape, v)
     if not shape.is_latent:
         return function(q, k, v, **options)
-    # For a latent, split each token of the cache: the library takes the last elements, which encode the position, as k,
-    # and the others as v. Split the queries in the same way, into q and qv.
+    # For a latent, split each cached vector: the library takes the last elements, which encode the position, as k, and
+    # the elements before them as v. Split each query at the same element, into qv and q.
     q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
     return function(q, k, v, qv=qv, **options)
 

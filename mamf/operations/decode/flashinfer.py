@@ -1,4 +1,4 @@
-"""Call FlashInfer over a paged cache: its decode, its prefill, and its attention to a latent (MLA).
+"""Call attention kernels of FlashInfer over a paged cache: decode, prefill, and attention to a latent (MLA).
 
 FlashInfer plans each attention on the host, from host copies of the page tables. A server plans once per step for all
 layers of a model, so a launch does not include planning, and mamf reports the time of planning separately.
@@ -16,17 +16,17 @@ import torch
 from mamf.operations.attention.torch_attention import NO_MAX_CAPABILITY
 from mamf.operations.decode.operation import SAME_AS_QUERIES, DecodeProblem, DecodeShape
 from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
-from mamf.torch_backend import TorchBackend, to_torch_dtype
+from mamf.torch_backend import TorchBackend, get_torch_dtype
 
 #: The size of FlashInfer's workspace in bytes, as in vLLM. FlashInfer's examples use a smaller workspace, which is too
 #: small to split a long cache over many compute units.
 _WORKSPACE_BYTES = 384 * 2**20
-#: Use tensor cores if at least this many query heads share a kv head, as vLLM does. They are slower for fewer heads.
+#: Use tensor cores if at least this many query heads share a kv head, as vLLM does. For fewer heads they are slower.
 _MIN_HEADS_PER_KV_HEAD_FOR_TENSOR_CORES = 4
 
 
 class _FlashInferKernel(LibraryDecode):
-    """The base class of FlashInfer's kernels. FlashInfer compiles a kernel when it first makes a plan for it."""
+    """The base class of FlashInfer's kernels. The first call that plans a kernel also compiles the kernel."""
 
     library_name = "FlashInfer"
     module_name = "flashinfer"
@@ -40,10 +40,10 @@ class _FlashInferKernel(LibraryDecode):
     def make_wrapper_and_plan(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
-        """Return FlashInfer's wrapper, which is an object that launches the attention, and a function that plans it.
+        """Return FlashInfer's wrapper, an object that launches the attention, and a function that plans the attention.
 
-        ``module``: the library. ``workspace``: device memory for the library. FlashInfer plans from host copies of
-        ``tables``.
+        ``module``: the imported library. ``workspace``: device memory that the library uses while it computes. The
+        planning function reads copies of ``tables`` on the host.
         """
 
     def launch_planned_attention(
@@ -57,7 +57,7 @@ class _FlashInferKernel(LibraryDecode):
     ) -> ReadyKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
         wrapper, plan = self.make_wrapper_and_plan(self.import_library_quietly(), problem, shape, tables, workspace)
-        plan()  # Do not time the first call, because it also compiles.
+        plan()  # Plan once before timing, because the first call also compiles the kernel.
         backend.synchronize()
         start_seconds = backend.now()
         plan()
@@ -68,7 +68,10 @@ class _FlashInferKernel(LibraryDecode):
 
 
 def _make_dtype_options(problem: DecodeProblem) -> dict[str, torch.dtype]:
-    return {"q_data_type": to_torch_dtype(problem.dtype), "kv_data_type": to_torch_dtype(problem.resolved_cache_dtype)}
+    return {
+        "q_data_type": get_torch_dtype(problem.dtype),
+        "kv_data_type": get_torch_dtype(problem.resolved_cache_dtype),
+    }
 
 
 class FlashInferDecode(_FlashInferKernel):

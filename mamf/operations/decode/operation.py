@@ -2,9 +2,9 @@
 
 A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
 cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
-aligned to the bottom right. FLOP count for unmasked pairs of a query and a key. The bytes are those of the queries, the
-output, the tables that locate the tokens, and the cache. Each cached token counts once, however many query heads share
-it. This module does not import torch.
+aligned to the bottom right. The FLOP are those of the unmasked pairs of a query and a key. The bytes are those of the
+queries, the output, the tables that locate the tokens, and the cache. Each cached token counts once, however many query
+heads share it. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
 from mamf.kernel import Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
-from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, combine_values, describe, draw_sizes
+from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, describe, draw_sizes, yield_combinations
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
-#: The names of the distributions of sequence lengths, by the letter that stands for them in the text of a shape.
-LENGTH_DISTRIBUTIONS: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
+#: The names of the distributions of sequence lengths, by the letter that stands for each name in the text of a shape.
+LENGTH_DISTRIBUTION_BY_LETTER: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
 #: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
 #: latent, the scale of the scores depends on this dimension.
 _DEEPSEEK_KEY_DIM = 192
-#: With ``tail`` lengths, a sequence has x**3 times ``cache_len`` tokens, where x is random from 0 to 1: on average 1/4.
+#: With ``tail`` lengths, a sequence has x**3 * ``cache_len`` tokens, x random from 0 to 1. The mean of x**3 is 1/4.
 _TAIL_EXPONENT = 3
-#: The caches of all launches in a graph have this number of bytes in total, which is twice the largest last-level cache
-#: of any device. A graph has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
+#: The launches in a graph read _GRAPH_CACHE_BYTES of different keys and values, which is twice the largest last-level
+#: cache of any device. A graph has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_AS_QUERIES = "same"
@@ -99,7 +99,7 @@ class DecodeShape:
         default="equal",
         metadata=describe(
             "distribution of sequence lengths: all equal, uniform, or many short and few long (tail)",
-            choices=tuple(LENGTH_DISTRIBUTIONS.values()),
+            choices=tuple(LENGTH_DISTRIBUTION_BY_LETTER.values()),
         ),
     )
     page_size: int | None = field(
@@ -121,13 +121,13 @@ class DecodeShape:
             object.__setattr__(self, name, require_whole_number(name, getattr(self, name)))
         if self.page_size is not None:
             object.__setattr__(self, "page_size", require_whole_number("page size", self.page_size))
-        known = tuple(LENGTH_DISTRIBUTIONS.values())
+        known = tuple(LENGTH_DISTRIBUTION_BY_LETTER.values())
         fits_latent = self.kv_heads == 1 and self.head_dim_v < self.head_dim
         refusals = (
             (
                 self.heads % self.kv_heads,
                 f"the number of query heads ({self.heads}) must be a multiple of the number of "
-                f"kv heads ({self.kv_heads})",
+                f"kv heads ({self.kv_heads}): change one of them",
             ),
             (
                 self.queries > self.cache_len,
@@ -147,7 +147,7 @@ class DecodeShape:
 
     def __str__(self) -> str:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
-        letter = next(letter for letter, name in LENGTH_DISTRIBUTIONS.items() if name == self.lengths)
+        letter = next(letter for letter, name in LENGTH_DISTRIBUTION_BY_LETTER.items() if name == self.lengths)
         value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         page = "" if self.page_size is None else f"p{self.page_size}"
         latent = "l" if self.is_latent else ""
@@ -165,7 +165,7 @@ class DecodeShape:
         sizes = dict(zip(_SIZE_FIELD_NAMES, map(parse_digits, digits), strict=True))
         return cls(
             **sizes,
-            lengths=LENGTH_DISTRIBUTIONS[letter],
+            lengths=LENGTH_DISTRIBUTION_BY_LETTER[letter],
             page_size=parse_digits(page) if page else None,
             is_latent=bool(latent),
         )
@@ -228,11 +228,11 @@ def draw_sequence_sizes(shape: DecodeShape, seed: int) -> SequenceSizes:
 
 @dataclass(frozen=True)
 class DecodeProblem(CheckedProblem):
-    """All parameters of a decode except its shape.
+    """All parameters of decode attention except its shape.
 
     - ``cache_dtype``: the dtype of keys and values: ``same`` (as queries and output), or an 8-bit dtype.
-    - ``graph``: whether a launch replays a graph. The graph contains a captured launch for each of several caches, like
-      the graph that a server replays for the layers of a model.
+    - ``graph``: whether a launch replays a graph. The graph contains one kernel launch for each of several caches, like
+      the graph that a server replays for all layers of a model.
     """
 
     operation: ClassVar[str] = "decode"
@@ -241,7 +241,7 @@ class DecodeProblem(CheckedProblem):
     cache_dtype: str = field(
         default=SAME_AS_QUERIES,
         metadata=describe(
-            "dtype of the cached keys and values; same means that of the queries",
+            "dtype of the cached keys and values; same: the dtype of the queries",
             choices=(SAME_AS_QUERIES, "float8_e4m3fn"),
         ),
     )
@@ -254,11 +254,11 @@ class DecodeProblem(CheckedProblem):
 
     @property
     def resolved_cache_dtype(self) -> str:
-        """The dtype of the cached keys and values."""
+        """The dtype of the cached keys and values, never ``same``."""
         return self.dtype if self.cache_dtype == SAME_AS_QUERIES else self.cache_dtype
 
-    def count_launches(self, shape: DecodeShape) -> int:
-        """Return how many kernel launches the graph of one launch contains; 1 if the problem has no graph."""
+    def count_kernel_launches(self, shape: DecodeShape) -> int:
+        """Return how many times one launch runs the kernel: once or, if it replays a graph, once for each cache."""
         if not self.graph:
             return 1
         return min(
@@ -266,7 +266,7 @@ class DecodeProblem(CheckedProblem):
         )
 
     def compute_work(self, shape: DecodeShape) -> Work:
-        count = self.count_launches(shape)
+        count = self.count_kernel_launches(shape)
         convention = "2*h*pairs*(d + dv), masked pairs not counted; each cached token, query, output and table once"
         flop = (
             2
@@ -281,8 +281,8 @@ class DecodeProblem(CheckedProblem):
         cached_width = shape.head_dim if shape.is_latent else shape.kv_heads * width
         cache_bytes = sum(sizes.sequence_lengths) * cached_width * DTYPES[self.resolved_cache_dtype].itemsize
         query_and_output_bytes = sum(sizes.query_counts) * shape.heads * width * DTYPES[self.dtype].itemsize
-        # A launch also reads tables: the pages and the length of each sequence and, if sequences differ in their number
-        # of queries, this number.
+        # A launch also reads tables: the pages and the length of each sequence and, if the sequences have different
+        # numbers of queries, the number for each sequence.
         is_paged = shape.page_size is not None
         entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_query_counts)
         table_entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
@@ -290,7 +290,7 @@ class DecodeProblem(CheckedProblem):
 
     def list_buffers(self, shape: DecodeShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k`` and, without a latent, ``v``."""
-        count, sizes = sets * self.count_launches(shape), draw_sequence_sizes(shape, self.seed)
+        count, sizes = sets * self.count_kernel_launches(shape), draw_sequence_sizes(shape, self.seed)
         queries = sum(sizes.query_counts) * shape.heads * shape.head_dim
         widths = {"k": shape.kv_heads * shape.head_dim, "v": shape.kv_heads * shape.head_dim_v}
         if shape.is_latent:
@@ -312,11 +312,11 @@ _LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
     "kv_heads": (8,),
     "head_dim": (HeadDims(128, 128),),
 }
-_CONTIGUOUS_AND_PAGED = (None, 16)
+_PRESET_PAGE_SIZES = (None, 16)
 
 DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
     "llama-8b-decode": Preset(
-        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (8, 64), "page_size": _CONTIGUOUS_AND_PAGED}
+        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (8, 64), "page_size": _PRESET_PAGE_SIZES}
     ),
     "llama-70b-decode": Preset(
         sizes={
@@ -324,7 +324,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
             **_DEFAULT_BATCH_AND_CACHE,
             "heads": (64,),
             "batch": (8, 64),
-            "page_size": _CONTIGUOUS_AND_PAGED,
+            "page_size": _PRESET_PAGE_SIZES,
         }
     ),
     "deepseek-v3-decode": Preset(
@@ -344,7 +344,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
             "batch": (16,),
             "queries": (2, 4, 8, 16),
             "cache_len": (8192,),
-            "page_size": _CONTIGUOUS_AND_PAGED,
+            "page_size": _PRESET_PAGE_SIZES,
         }
     ),
     "chunked-prefill": Preset(
@@ -363,14 +363,14 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
         shapes={
             DecodeShape(16, 32, 8, length, length, 128, 128, "uniform", page): ""
             for length in (2048, 8192)
-            for page in _CONTIGUOUS_AND_PAGED
+            for page in _PRESET_PAGE_SIZES
         }
     ),
 }
 
 
 class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
-    """An implementation of decode. ``dtypes``, ``cache_dtypes``: the supported dtypes of queries, and of the cache."""
+    """An implementation of decode attention. ``dtypes``, ``cache_dtypes``: supported dtypes of queries and cache."""
 
     operation = "decode"
     reports_memory = True
@@ -398,7 +398,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# The default sizes on a CPU are smaller: it takes seconds for the work that an accelerator does in a millisecond.
+# The default sizes on a CPU are smaller, because a CPU needs seconds for the work of one millisecond on an accelerator.
 _DEFAULT_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 
@@ -427,7 +427,7 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         """Return a shape for every combination of sizes. The default sizes are those of a layer of Llama 8B."""
         default_sizes = _DEFAULT_SIZES if backend.is_accelerator else {**_DEFAULT_SIZES, **_DEFAULT_CPU_SIZES}
         shapes = []
-        for combination in combine_values({**default_sizes, **sizes}):
+        for combination in yield_combinations({**default_sizes, **sizes}):
             key_dim, value_dim = combination.pop("head_dim")
             shapes.append(DecodeShape(**combination, head_dim=key_dim, head_dim_v=value_dim))
         return shapes
@@ -437,12 +437,12 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
     ) -> float | None:
         """Return the highest possible rate in bytes/s, or None if no limit is known.
 
-        The lower of two limits applies: the peak FLOP per second, times the bytes per FLOP of a launch, and, if the
-        data is too large for the device's cache, the peak memory bandwidth.
+        The result is the lower of two limits: the peak FLOP/s times the bytes per FLOP of a launch and, if the data is
+        too large for the device's cache, the peak memory bandwidth.
         """
         if shape is None:
             return None
-        # Import the function here, because an import at the top of the file would slow --help down.
+        # Import here instead of at the top of the file, so that --help is fast.
         from mamf.operations.bandwidth.operation import get_max_memory_rate
 
         work, flops = problem.compute_work(shape), compute_max_flops(info, problem.dtype)
@@ -454,12 +454,12 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         return find_bandwidth(info.name, info.compute_units)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: TFLOPS, the microseconds of a launch (of one captured launch if there
-        is a graph), the memory of a launch and, if the kernel reports it, the time to plan.
+        """Return additional columns of a report: TFLOPS, the microseconds that the kernel runs for one cache, the
+        memory of a launch and, if the kernel reports it, the time to plan.
         """
         if not row.ok:
             return {}
-        seconds = row.seconds / row.problem.count_launches(row.shape)
+        seconds = row.seconds / row.problem.count_kernel_launches(row.shape)
         planning_us = row.details.get("planning_us")
         return {
             "TFLOPS": row.flop / row.seconds / TERA,
@@ -473,7 +473,7 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         batch, kv_heads = chooser.choice(((1, 1), (3, 2), (4, 1)))
         heads, width = kv_heads * chooser.choice((1, 4, 8)), chooser.choice((64, 128, 256))
         queries, cache = sorted(draw_sizes(chooser, 2, terms, 2 * batch * heads * width))
-        lengths, page = chooser.choice(tuple(LENGTH_DISTRIBUTIONS.values())), chooser.choice((None, 16, 256))
+        lengths, page = chooser.choice(tuple(LENGTH_DISTRIBUTION_BY_LETTER.values())), chooser.choice((None, 16, 256))
         shape = DecodeShape(batch, heads, kv_heads, min(queries, 16), cache, width, width, lengths, page)
         return {"data": chooser.choice(("normal", "uniform")), "shape": shape}
 

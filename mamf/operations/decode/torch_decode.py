@@ -62,7 +62,7 @@ class ReadyKernel:
     - ``attend``: launches the kernel, given q [queries, heads, head_dim], k [positions, kv_heads, head_dim] and v
       [positions, kv_heads, head_dim_v], and returns the output, or a tuple that begins with it. A position is the place
       of one token in the cache. For a latent, v is a view of a part of k.
-    - ``details``: facts about the preparation that reports show, such as the microseconds that the host takes to plan.
+    - ``details``: facts that reports show, such as the microseconds that the host takes to plan.
     """
 
     attend: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]
@@ -72,13 +72,13 @@ class ReadyKernel:
 class TorchDecode(DecodeKernel):
     """A decode kernel on torch tensors. Derived classes implement ``bind_operands`` and declare what they support.
 
-    - ``supports_contiguous_cache``, ``supports_pages``: whether it supports a contiguous cache, and a paged cache.
-    - ``page_size_multiple``: the number of tokens of which the page size must be a multiple.
+    - ``supports_contiguous_cache``, ``supports_pages``: whether the kernel supports a contiguous and a paged cache.
+    - ``page_size_multiple``: the page size, in tokens, must be a multiple of this number.
     - ``supports_ragged_lengths``: whether the sequences of a batch may differ in length.
     - ``supports_ragged_queries``: whether the sequences of a batch may differ in their number of queries.
-    - ``supports_latent``: whether it supports a cache of latents.
+    - ``supports_latent``: whether the kernel supports a cache with one latent vector per token (MLA).
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
-    - ``head_dims``: the supported head dimensions of separate keys and values; empty if it supports only latents.
+    - ``head_dims``: the supported head dimensions of separate keys and values; empty if only latents are supported.
     """
 
     supports_contiguous_cache: ClassVar[bool] = True
@@ -149,8 +149,8 @@ class TorchDecode(DecodeKernel):
         rewrite: bool = False,
     ) -> Prepared:
         assert isinstance(backend, TorchBackend)
-        sets = 1 if problem.graph else sets  # A graph already uses several caches in turn.
-        set_count = sets * problem.count_launches(shape)
+        sets = 1 if problem.graph else sets  # One set is enough for a graph, because its launches use several caches.
+        set_count = sets * problem.count_kernel_launches(shape)
         buffer_sets = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), set_count)
         tables = make_cache_tables(problem, shape, backend.device)
         ready_kernel = self.bind_operands(backend, problem, shape, tables)
@@ -179,7 +179,7 @@ class LibraryDecode(KernelLibrary, TorchDecode):
 
 
 class PreparedDecode:
-    """One operand set of a decode kernel: launches the kernel, and verifies the output."""
+    """An operand set (q, k and v) of a decode kernel. It launches the kernel, and verifies the output."""
 
     def __init__(
         self,
@@ -233,7 +233,7 @@ class PreparedDecode:
         return max(on_device, on_host, key=lambda each: (not each.ok, each.error))
 
     def _judge_sequences(self, output: torch.Tensor, sequences: Iterable[tuple[int, slice]]) -> Verdict:
-        """Compare the output of some sequences with a reference that the device computes.
+        """Compare the output for some sequences with a reference that the device computes.
 
         ``output``: [queries, heads, head_dim_v]. ``sequences``: for each sequence to compare, its index in the batch,
         and the slice that selects its queries in ``output``.
@@ -249,7 +249,7 @@ class PreparedDecode:
         return judge_distance(measure_distance(comparisons), self._tolerance)
 
     def _judge_one_kv_head_on_host(self, output: torch.Tensor) -> Verdict | None:
-        """Compare the output of a random kv head in a random sequence with a reference that the host computes.
+        """Compare the output for a random kv head of a random sequence with a reference that the host computes.
 
         ``output``: [queries, heads, head_dim_v]. Return None if the keys are too large to copy to the host.
         """
@@ -272,12 +272,12 @@ class PreparedDecode:
             return judge_distance(distance, self._tolerance)
 
 
-def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
+def capture_graph(backend: Backend, operand_sets: Sequence[OperandSet]) -> OperandSet:
     """Capture a launch of each operand set in one graph, and return an operand set whose launch replays the graph.
 
-    The verification of this operand set covers the outputs of all captured launches.
+    The returned operand set verifies the outputs of all captured launches.
     """
-    replay, results = backend.capture_graph([each.launch for each in sets])
+    replay, results = backend.capture_graph([each.launch for each in operand_sets])
 
     def verify_all_results(checks: Sequence[Callable[[object], Verdict]]) -> Verdict:
         verdicts = [check(result) for check, result in zip(checks, results, strict=True)]
@@ -286,16 +286,16 @@ def capture_graph(backend: Backend, sets: Sequence[OperandSet]) -> OperandSet:
 
     return OperandSet(
         replay,
-        lambda _: verify_all_results([each.verify for each in sets]),
+        lambda _: verify_all_results([each.verify for each in operand_sets]),
         outputs=[tensor for result in results for tensor in list_result_tensors(result)],
-        verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in sets]),
-        change_operands=lambda: [each.change_operands() for each in sets if each.change_operands],
-        restore_operands=lambda: [each.restore_operands() for each in sets],
+        verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in operand_sets]),
+        change_operands=lambda: [each.change_operands() for each in operand_sets if each.change_operands],
+        restore_operands=lambda: [each.restore_operands() for each in operand_sets],
     )
 
 
-# The reference computes about this number of scores at once. The host compares _ROWS_ON_HOST rows, and only if the keys
-# of a head have at most _MAX_KEY_ELEMENTS_ON_HOST elements, because they must be copied to the host.
+# The reference computes about _SCORES_PER_CHUNK scores at once, to limit its memory. The host verifies _ROWS_ON_HOST
+# rows, but only if a head has at most _MAX_KEY_ELEMENTS_ON_HOST elements of keys, which mamf must copy to the host.
 _SCORES_PER_CHUNK, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 
 
@@ -378,10 +378,10 @@ def compute_sequence_attention(
     kv_slice: slice = slice(None),
     rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Compute the attention of one sequence, and return an output [rows, heads that share these kv heads, head_dim_v].
+    """Compute the reference output of one sequence, with the shape [rows, query heads of ``kv_slice``, head_dim_v].
 
     ``q``: [queries, heads, head_dim]; ``k``: [tokens, kv_heads, head_dim]; ``v``: [tokens, kv_heads, head_dim_v].
-    ``kv_slice``, ``rows``: the kv heads and the queries whose output to compute.
+    ``kv_slice``, ``rows``: the kv heads and the queries for which to compute the output; by default all.
     """
     attention_shape = AttentionShape(
         1, shape.heads, shape.kv_heads, len(q), len(k), shape.head_dim, shape.head_dim_v, causal=True
@@ -392,7 +392,7 @@ def compute_sequence_attention(
 
 
 def gather_tokens(cache: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Return the tokens at these positions of a cache. Convert tokens of 8-bit floats to float32, which is exact."""
+    """Return the tokens at ``positions`` of a cache. Convert 8-bit floats to float32, which does not change values."""
     if cache.dtype.itemsize > 1:
         return cache[positions]
     return cache.view(torch.uint8)[positions].view(cache.dtype).to(torch.float32)

@@ -20,9 +20,9 @@ from mamf.torch_backend import TorchBackend
 class SdpaKvcache(TorchDecode):
     """The kernel scaled_dot_product_attention over a contiguous cache of sequences of equal length.
 
-    torch chooses the backend of the function. The function aligns causal masks to the top left, which is wrong for a
-    few queries at the end of many tokens. So this kernel supports only 1 query, which needs no mask, or as many queries
-    as tokens.
+    torch chooses the backend of the function. The function aligns a causal mask to the top left, but if there are fewer
+    queries than keys, decode needs a mask that is aligned to the bottom right. So this kernel supports only 1 query,
+    which needs no mask, or as many queries as keys.
     """
 
     name = "sdpa-kvcache"
@@ -59,7 +59,7 @@ _MIN_BLOCK_KEYS = 128
 
 
 class FlexKvcache(TorchDecode):
-    """The kernel FlexAttention over a paged cache. Its block mask contains the page table.
+    """The kernel FlexAttention over a paged cache, with the page table in its block mask.
 
     mamf compiles the kernel on accelerators, but not on a CPU.
     """

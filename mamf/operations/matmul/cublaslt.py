@@ -40,7 +40,7 @@ from mamf.operations.matmul.torch_kernels import TorchMatmul
 from mamf.operations.quantization import QuantizedOperand
 
 _TORCH_C_MODULE: Any = torch._C
-# The number of algorithms to request from the heuristic, which lists the most promising algorithm first.
+# The number of algorithms to request from cuBLASLt's heuristic, which lists the most promising algorithm first.
 _REQUESTED_PROPOSAL_COUNT = 8
 # The largest workspace that an algorithm may need. mamf allocates only as much as the algorithm needs.
 _MAX_WORKSPACE_BYTES = 512 * MIB
@@ -206,12 +206,12 @@ def _get_cublaslt_handle(library: CublasLtLibrary, device: int) -> c_void_p:
 _WORKSPACE_BY_DEVICE: dict[torch.device, torch.Tensor] = {}
 
 
-def _get_workspace(device: torch.device, nbytes: int) -> torch.Tensor:
-    """Return the workspace of a device, with at least ``nbytes`` bytes.
+def _get_workspace(device: torch.device, min_bytes: int) -> torch.Tensor:
+    """Return the workspace of a device, with at least ``min_bytes`` bytes.
 
     All launches on the device share this workspace, so they must not run on two streams at once.
     """
     workspace = _WORKSPACE_BY_DEVICE.get(device)
-    if workspace is None or workspace.numel() < nbytes:
-        workspace = _WORKSPACE_BY_DEVICE[device] = torch.empty(nbytes, dtype=torch.uint8, device=device)
+    if workspace is None or workspace.numel() < min_bytes:
+        workspace = _WORKSPACE_BY_DEVICE[device] = torch.empty(min_bytes, dtype=torch.uint8, device=device)
     return workspace

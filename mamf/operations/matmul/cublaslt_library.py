@@ -45,12 +45,13 @@ _SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
     CUDA_DATA_TYPE_BY_DTYPE["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
-# The numbers of attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE of A and of B, and FAST_ACCUM.
+# The numbers that identify attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE of A, the same of B,
+# and FAST_ACCUM.
 _OPERAND_ATTRIBUTE_NUMBERS, _FAST_ACCUMULATION_ATTRIBUTE_NUMBER = ((3, 17, 31), (4, 18, 32)), 25
-# The number of attribute MAX_WORKSPACE_BYTES of a matmul preference.
+# The number that identifies the attribute MAX_WORKSPACE_BYTES of a matmul preference.
 _MAX_WORKSPACE_ATTRIBUTE_NUMBER = 1
-#: The number of a scaling mode in cublasLtMatmulMatrixScale_t, by the rows and columns of a block that shares a scale.
-#: None for the columns means that a block spans all of K.
+#: The value of a scaling mode in the enumeration cublasLtMatmulMatrixScale_t, by the rows and columns of a block that
+#: shares a scale. None for the columns means that a block spans all of K.
 SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
     (1, 16): 1,
     (1, 32): 2,

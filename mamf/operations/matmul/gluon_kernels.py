@@ -55,9 +55,9 @@ def load_operand_blocks(a, b, ring_buffer, tile_and_step_counts, BLOCKS_PER_TILE
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def store_tile_part(c, store_buffer, part, row, column):  # type: ignore[no-untyped-def]
-    """Write ``part`` of a tile to C at this row and column, through ``store_buffer`` in shared memory.
+    """Write ``part`` of a tile to C at ``row`` and ``column``, through ``store_buffer`` in shared memory.
 
-    First wait until the previous part in that buffer has been written.
+    First wait until the previous part in ``store_buffer`` has been written.
     """
     tma.store_wait(0)
     store_buffer.store(part.to(c.dtype))
@@ -74,7 +74,7 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
     BLOCKS_PER_TILE: gl.constexpr,
     GROUP_M: gl.constexpr,
 ):
-    """Compute the part of each tile that one group of four warps computes, and write it to C.
+    """Compute the part of each tile that belongs to one group of four warps, and write the part to C.
 
     The part is a block of 64 rows and, if a tile has a third block, half of the columns of that block. Sums stay in
     registers. While the tensor cores multiply one block of K, the group waits for the operands of the next block.

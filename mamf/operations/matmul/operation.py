@@ -69,7 +69,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         return super().make_problem(backend, {**requested_fields, "out_dtype": out_dtype})
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: the FLOP of a launch per byte, counting each operand once, and for
+        """Return additional columns of a report: FLOP per byte, where the bytes of each operand count once, and for
         scaled formats the relative error that quantization causes.
         """
         error = row.details.get("quantization_error")
@@ -83,7 +83,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         }
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != default_values[name]]
 
-    #: The numbers of matmuls from which a random shape gets its first size. Empty if a shape is a single matmul.
+    #: The possible first sizes of a random shape, if this size is the number of matmuls. Empty for a single matmul.
     random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -183,7 +183,8 @@ def make_matmul_kernel(name: str) -> MatmulKernel:
     """Make the matmul kernel with this name, such as ``torch.mm``, or one algorithm of a kernel, such as
     ``cublaslt[3]``.
 
-    Raises UnknownNameError, UsageError if the kernel has no algorithms, or PluginError if the kernel is broken.
+    Raises UnknownNameError for an unknown name, UsageError if the name has brackets but the kernel has no algorithms,
+    or PluginError if the kernel is broken.
     """
     return make_kernel(MatmulOperation(), name)  # type: ignore[return-value]
 
@@ -191,7 +192,8 @@ def make_matmul_kernel(name: str) -> MatmulKernel:
 def choose_matmul_kernel(backend: Backend, problem: MatmulProblem, name: str = "auto") -> MatmulKernel:
     """Return the matmul kernel named ``name``, or for ``auto`` the first default kernel that supports this problem.
 
-    Raises UnavailableError if no such kernel runs here, UnknownNameError, or PluginError if a kernel is broken.
+    Raises UnavailableError if no such kernel is available, UnknownNameError for an unknown name, or PluginError if the
+    kernel is broken.
     """
     if name != "auto":
         return choose_kernels(MatmulOperation(), backend, [name])[0][1]  # type: ignore[return-value]
@@ -232,7 +234,8 @@ def _find_usable_kernels(
                 kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
     if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
         return sorted(usable_kernels, key=lambda each: not each.is_default)
-    # Prefer a reason of a kernel that supports the dtype, because this reason is more specific.
+    # If a kernel supports the dtype but not the problem, report its reason: it is more specific than that of a kernel
+    # which does not support the dtype.
     reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
     raise UnavailableError(
@@ -243,7 +246,8 @@ def _find_usable_kernels(
 def get_installed_kernel(name: str) -> MatmulKernel:
     """Return the installed kernel with a name from a log. Raises UsageError if the kernel is not installed.
 
-    Do not import a module that the name gives (``package.module:Class``), because anyone may have written the log.
+    If the name is a class path (``package.module:Class``), do not import the module, because the log may come from
+    anyone.
     """
     if not is_class_path(name):
         with suppress(UnknownNameError):
@@ -261,18 +265,18 @@ def get_ceiling_kernels(
 ) -> dict[str, MatmulKernel]:
     """Return the kernels with which ceilings were measured, by their names in logs.
 
-    - ``ceiling_kernel_names``: the names of these kernels in logs.
+    - ``ceiling_kernel_names``: the names in logs of the kernels with which ceilings were measured.
     - ``user_kernel_names``: kernels that are not installed and whose classes the user names (``package.module:Class``).
-    - ``warn``: called with a warning for each kernel that is not installed and that the user does not name. The result
-      omits this kernel. Callers then report shares of its ceiling, but do not measure the ceiling again to see how much
-      the speed of the device has changed.
+    - ``warn``: called with a warning for each kernel that is not installed and that the user does not name. Such a
+      kernel is not in the result, so the caller cannot measure its ceiling again to see how much the speed of the
+      device has changed.
 
     Raises UsageError if the user names a kernel with which no ceiling was measured.
     """
     names, kernels = set(ceiling_kernel_names), {each.name: each for each in map(make_matmul_kernel, user_kernel_names)}
     if kernels_without_ceiling := kernels.keys() - names:
         raise UsageError(
-            f"no ceiling was measured with kernel {min(kernels_without_ceiling)}: name a kernel of the ceilings "
+            f"no ceiling was measured with kernel {min(kernels_without_ceiling)}: name a kernel with a ceiling "
             f"({', '.join(sorted(names)) or 'there are none'})"
         )
     for name in sorted(names - kernels.keys()):

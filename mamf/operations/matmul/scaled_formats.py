@@ -1,4 +1,4 @@
-"""Multiply operands with scales, by torch's functions for scaled operands or by dequantizing the operands first."""
+"""Multiply matrices in scaled formats with torch's functions for these formats, or in float32 after dequantization."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from mamf.operations.matmul.torch_kernels import TorchMatmul
 from mamf.operations.matmul_operands import BaseScaledMatmul, make_scaled_operand_set
 from mamf.operations.operand_sets import OperandSet, use_float32_precision, view_as
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
-from mamf.torch_backend import to_torch_dtype
+from mamf.torch_backend import get_torch_dtype
 
 #: The names in torch.nn.functional.ScalingType, by the rows and columns of a block that shares a scale. None for the
 #: columns means that a block spans all of K.
@@ -90,7 +90,7 @@ def lay_out_scales(operand: QuantizedOperand, needs_swizzle: bool) -> torch.Tens
     """Return the scales of an operand in the memory layout that torch's scaled_mm and cuBLASLt require.
 
     Store scales of 1x128 blocks by columns, and pad scales of 128x128 blocks along K. Flatten scales of MX and NVFP4
-    formats. ``needs_swizzle``: whether the library needs these scales in the order of ``swizzle_scales``, as on NVIDIA.
+    formats; if ``needs_swizzle``, first sort them with ``swizzle_scales``, because libraries on NVIDIA need this order.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":
@@ -142,7 +142,7 @@ class ScaledMm(TorchMatmul):
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         return (
-            f"{self.name} needs N and K to be multiples of 16, not {shape.n} and {shape.k}"
+            f"{self.name} needs N and K to be multiples of 16, not {shape.n} and {shape.k}: choose another shape"
             if shape.n % 16 or shape.k % 16
             else None
         )
@@ -150,11 +150,11 @@ class ScaledMm(TorchMatmul):
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # Scale C by 1 / sqrt(K), which gives it the magnitude of A and B, so that no 8-bit output saturates for any K.
+        # Scale C by 1 / sqrt(K), so that C has the magnitude of A and B, and an 8-bit C does not saturate for any K.
         scale = torch.tensor(1 / math.sqrt(a.shape[1]), dtype=torch.float32).item()
         scale_a = torch.ones((), dtype=torch.float32, device=a.device)
         scale_b = torch.full((), scale, dtype=torch.float32, device=a.device)
-        out_dtype = to_torch_dtype(problem.out_dtype)
+        out_dtype = get_torch_dtype(problem.out_dtype)
         is_fast = problem.fast_accumulation
         return (
             lambda: torch._scaled_mm(a, b, scale_a, scale_b, out_dtype=out_dtype, use_fast_accum=is_fast, out=c),

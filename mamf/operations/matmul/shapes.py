@@ -58,7 +58,7 @@ class MatmulShape(BaseMatmulShape):
     """The three sizes of the matmul C[M,N] = A[M,K] @ B[K,N]. ``str`` writes ``MxNxK``, which ``parse`` reads."""
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"(\d+)x(\d+)x(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "a shape; write MxNxK, for example 4096x4096x4096"
+    text_description: ClassVar[str] = "a shape: write MxNxK, for example 4096x4096x4096"
 
     m: int = field(metadata=_make_size_metadata("rows of A and C"))
     n: int = field(metadata=_make_size_metadata("columns of B and C"))
@@ -67,7 +67,7 @@ class MatmulShape(BaseMatmulShape):
     def __post_init__(self) -> None:
         m, n, k = self.m, self.n, self.k
         if type(m) is type(n) is type(k) is int and min(m, n, k) > 0 and max(m, n, k) <= MAX_SIZE:
-            return  # Return early, because a grid has thousands of shapes and the checks below are slow.
+            return  # Skip the slow checks below, because a grid has thousands of shapes.
         for name in ("m", "n", "k"):
             object.__setattr__(self, name, require_whole_number(name.upper(), getattr(self, name)))
 
@@ -79,7 +79,7 @@ class MatmulShape(BaseMatmulShape):
         return {"a": self.m, "b": self.n}
 
 
-#: The shape that every device of a machine measures if devices share a run, so that reports can compare the devices.
+#: If several devices of a machine share a run, each measures this shape, so that reports can compare the devices.
 COMMON_MATMUL_SHAPE = MatmulShape(8192, 8192, 8192)
 
 
@@ -194,10 +194,10 @@ MATMUL_PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Return a name for each shape whose weights (N and K) occur with several numbers of tokens (M) in ``shapes``.
+    """Return a name for each group of shapes with equal N and K (weights) and different M (numbers of tokens).
 
-    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Omit
-    shapes whose N and K occur with only one M.
+    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. The
+    result maps each shape to its name. Omit shapes whose N and K occur with only one M.
     """
     token_counts_by_weights: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
@@ -218,8 +218,8 @@ MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
 #: The suffixes that a layout may have. The number in a suffix is the number of unused elements after each stored row of
 #: A and B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
-# The standard deviation of int8 operands, by the kind of data. The scale of an int8 C is chosen so that _INT8_MAX, the
-# largest int8 value, is at least _MIN_DEVIATIONS_IN_INT8_RANGE standard deviations of C.
+# The standard deviation of int8 operands, by the kind of data. An int8 C is scaled so that its standard deviation is at
+# most _INT8_MAX (the largest int8 value) divided by _MIN_DEVIATIONS_IN_INT8_RANGE, and few values saturate.
 _INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
 _INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
 #: The dtype of A and B before they are quantized to a scaled format.
@@ -253,7 +253,7 @@ class BaseMatmulProblem(CheckedProblem):
     data: str = field(
         default="normal",
         metadata=describe(
-            "distribution of the operands' random values, or zeros; wide: normal times random powers of two",
+            "distribution of the operands' random values, or zeros; wide: normal values times random powers of two",
             choices=ALL_DATA_CHOICES,
             is_rare=True,
         ),
@@ -287,7 +287,7 @@ class BaseMatmulProblem(CheckedProblem):
         return self.dtype == self.out_dtype == "int8"
 
     def compute_output_scale(self, k: int) -> float:
-        """Return s in C = s * A @ B: 1, or for an int8 C a power of two so small that few values of C saturate."""
+        """Return the factor s in C = s * A @ B: 1 or, for an int8 C, a power of two with which few values saturate."""
         if not self.has_int8_output:
             return 1.0
         deviation = _INT8_STANDARD_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
@@ -300,16 +300,17 @@ class BaseMatmulProblem(CheckedProblem):
 
     @property
     def b_dtype(self) -> str:
-        """The dtype of B, which is the dtype of A, except that B is float8_e4m3fn if A is float8_e5m2 (the dtype of
-        gradients), because no vendor supports two e5m2 operands.
+        """The dtype of B. It is the dtype of A, but float8_e4m3fn if A is float8_e5m2 (the dtype of gradients), because
+        no vendor supports two e5m2 operands.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
     def list_buffers(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``a``, ``b`` and ``c``.
 
-        With ``rewrite`` there is also ``c_rewrite``, which the classic regime copies over C. For a scaled format, ``a``
-        and ``b`` are the values before quantization, and launches read ``a_quantized`` and ``b_quantized`` instead.
+        With ``rewrite`` there is also ``c_rewrite``, which the regime classic copies over C, as mamf-finder does. For a
+        scaled format, ``a`` and ``b`` are the values before quantization, and launches read ``a_quantized`` and
+        ``b_quantized``.
         """
         element_counts, scaled_format = shape.element_counts, DTYPES[self.dtype].scaled_format
         buffers_by_name: dict[str, Buffer] = {}

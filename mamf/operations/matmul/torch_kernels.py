@@ -98,7 +98,7 @@ class CompiledTorchMm(TorchMm):
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # Return the result, because Inductor would not write it directly to C, but to another buffer, and then copy it.
+        # Return the result instead of writing it to C, because Inductor would only copy its own output buffer to C.
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 
@@ -116,7 +116,7 @@ class TunableOp(TorchMm):
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         if backend.runtime != "hip":
-            # On CUDA, TunableOp has no algorithms to choose from in torch up to 2.13.
+            # In torch up to 2.13, TunableOp on CUDA has no algorithms to choose from.
             return Unavailable("TunableOp works on ROCm only", "use --backend rocm on an AMD GPU")
         if not hasattr(torch.cuda, "tunable"):
             return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
@@ -150,7 +150,10 @@ class IntMm(TorchMatmul):
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if shape.m <= _MAX_UNSUPPORTED_ROWS or shape.n % 8 or shape.k % 8:
-            return f"{self.name} needs M above {_MAX_UNSUPPORTED_ROWS}, and N and K in multiples of 8, not {shape}"
+            return (
+                f"{self.name} needs M above {_MAX_UNSUPPORTED_ROWS}, and N and K that are multiples of 8, not {shape}: "
+                "choose another shape"
+            )
         return None
 
     def bind_operands(

@@ -188,7 +188,7 @@ class TritonMatmul(TorchMatmul):
             if length * DTYPES[dtype].itemsize % _DESCRIPTOR_ALIGNMENT_BYTES:
                 return (
                     f"{self.name} needs rows whose length is a multiple of {_DESCRIPTOR_ALIGNMENT_BYTES} bytes, but "
-                    f"the rows of {name} have {length * DTYPES[dtype].itemsize} bytes"
+                    f"the rows of {name} have {length * DTYPES[dtype].itemsize} bytes: choose another shape"
                 )
         return None
 
@@ -214,7 +214,8 @@ class TritonMatmul(TorchMatmul):
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
     def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return the configuration, how many compute units are busy if some are idle, and how 8-bit floats are summed.
+        """Return details for reports: the configuration, the number of busy compute units if some are idle, and how
+        8-bit floats are summed.
 
         Hopper's tensor cores keep sums of 8-bit floats in 14 bits, so a precise kernel regularly adds these sums to
         float32 numbers.
@@ -241,7 +242,7 @@ class TritonMatmul(TorchMatmul):
         configuration = self.configuration
         assert configuration is not None, "a prepared kernel has a configuration"
         (m, k), n = a.shape, b.shape[1]
-        # In the schedule ``tile``, each tile of C has its own program.
+        # The schedule ``tile`` has one program per tile of C.
         program_count = configuration.count_tiles(m, n)
         if configuration.schedule != "tile":
             program_count = min(
@@ -277,14 +278,14 @@ def supports_tensor_descriptors(backend: Backend) -> bool:
 
 
 def _choose_arithmetic_options(problem: MatmulProblem, configuration: TritonConfiguration) -> dict[str, Any]:
-    """Return the options of the Triton kernel that decide in which precision operands are multiplied and summed."""
+    """Return the options of the Triton kernel that set the precision of multiplications and sums."""
     import triton.language as tl
 
     is_precise_float8 = problem.dtype in _FLOAT8_DTYPES and not problem.fast_accumulation
     return {
         "SUM_DTYPE": tl.int32 if problem.dtype == "int8" else tl.float32,
         "INPUT_PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
-        # Only Hopper uses this option. None keeps sums in the precision of Hopper's tensor cores.
+        # Only Hopper uses this option. With None, sums keep the low precision of Hopper's tensor cores.
         "MAX_IMPRECISE_STEPS": configuration.block_k if is_precise_float8 else None,
     }
 
@@ -315,10 +316,10 @@ _GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
 #: The tiles to try, with as many stages as fit in shared memory, the most promising first.
 _GLUON_TILES = ("128x256/4s", "192x256/3s")
 _GLUON_TILE_COLUMNS = 256
-# The rows of a block of A, which four warps multiply at once, and the columns of a block that is stored to C.
+# The number of rows in a block of A, which four warps multiply at once, and of columns in a block of C that they store.
 _GLUON_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
-# The bytes per row of a block of A or B, which are also the width of the widest swizzle of shared memory. The distance
-# between two rows of a matrix must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES.
+# The bytes in a row of a block of A or B, which is the largest size that shared memory can swizzle. The starts of two
+# rows of a matrix must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES apart.
 _GLUON_BLOCK_ROW_BYTES, _GLUON_ROW_ALIGNMENT_BYTES = 128, 16
 
 
@@ -378,7 +379,7 @@ class GluonMatmul(TorchMatmul):
         if shape.k * 2 % _GLUON_ROW_ALIGNMENT_BYTES or shape.n * 2 % _GLUON_ROW_ALIGNMENT_BYTES:
             return (
                 f"{self.name} needs N and K to be multiples of {_GLUON_ROW_ALIGNMENT_BYTES // 2}, not {shape.n} and "
-                f"{shape.k}"
+                f"{shape.k}: choose another shape"
             )
         return None
 
@@ -396,7 +397,7 @@ class GluonMatmul(TorchMatmul):
             from mamf.operations.matmul.gluon_kernels import multiply_with_warp_groups
         except (ImportError, AttributeError) as error:
             raise UnsupportedError(
-                f"this release of Triton lacks the Gluon API of Triton 3.6 ({error}): pip install --upgrade triton"
+                f"this release of Triton lacks the Gluon API of Triton 3.6 ({error}): run pip install --upgrade triton"
             ) from error
         (m, k), n, block_k = a.shape, b.shape[1], _GLUON_BLOCK_ROW_BYTES // a.element_size()
         descriptors = [

@@ -18,9 +18,9 @@ from mamf.operations.model.operation import ModelProblem, ModelShape
 
 AttentionFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 _ROTARY_BASE = 500_000.0
-#: Standard deviation of the attention scores before the softmax. It is large enough that a kernel which attends to
-#: wrong keys changes the loss.
-_SCORE_DEVIATION = 2.0
+#: The standard deviation of the attention scores before the softmax. With a smaller value, a kernel that attends to
+#: wrong keys could give almost the right loss.
+_SCORE_STANDARD_DEVIATION = 2.0
 
 
 class LanguageModel(nn.Module):
@@ -33,7 +33,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = InputEmbedding(problem, shape)
-        #: The blocks again, as a tuple, because mypy does not know the type of the elements of an nn.ModuleList.
+        #: A tuple with the elements of ``blocks``, because mypy does not know the types of elements of a ModuleList.
         self.typed_blocks = tuple(TransformerBlock(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.typed_blocks)
         self.head = LossHead(problem)
@@ -159,14 +159,14 @@ class MixtureOfExperts(nn.Module):
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
         group_indices = torch.arange(self.experts, device=x.device)
         turns = [(group_indices + turn) % self.experts for turn in range(self.active_experts)]
-        routed = self.router(groups)
-        expert_weights = torch.stack([routed[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
-        mixed = sum(
+        router_scores = self.router(groups)
+        expert_weights = torch.stack([router_scores[group_indices, :, expert] for expert in turns], dim=-1).softmax(-1)
+        output = sum(
             self.compute_expert_outputs(groups.roll(turn, 0)).roll(-turn, 0) * expert_weights[..., turn, None]
             for turn in range(self.active_experts)
         )
-        assert isinstance(mixed, torch.Tensor)
-        return mixed.transpose(0, 1).reshape(x.shape)
+        assert isinstance(output, torch.Tensor)
+        return output.transpose(0, 1).reshape(x.shape)
 
     def compute_expert_outputs(self, groups: torch.Tensor) -> torch.Tensor:
         """Return the outputs of all experts. Expert i processes group i of ``groups``, [experts, tokens, d_model]."""
@@ -178,8 +178,8 @@ def make_norm_layer(problem: ModelProblem) -> nn.Module:
 
 
 def apply_rotary_positions(x: torch.Tensor, cosine: torch.Tensor, sine: torch.Tensor) -> torch.Tensor:
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).to(x.dtype)
+    left, right = x.chunk(2, dim=-1)
+    return torch.cat((left * cosine - right * sine, right * cosine + left * sine), dim=-1).to(x.dtype)
 
 
 @torch.no_grad()
@@ -200,4 +200,4 @@ def initialize_weights(network: LanguageModel, generator: torch.Generator) -> No
             module.bias.zero_()
     for attention in (block.attention for block in network.typed_blocks):
         width = (attention.heads + attention.kv_heads) * attention.head_dim
-        attention.qkv.weight[:width] *= math.sqrt(_SCORE_DEVIATION)
+        attention.qkv.weight[:width] *= math.sqrt(_SCORE_STANDARD_DEVIATION)

@@ -1,7 +1,8 @@
 """Define the operation ``model``, a training step of a language model, with its exact parameters, FLOP and bytes.
 
-FLOP are those that the model needs, not those that the device executes: recomputation (activation checkpointing, the
-scores in the backward pass of attention) is not counted. The functions in this file have no side effects.
+mamf counts the FLOP that the model needs, not those that the device executes: it does not count recomputation
+(activation checkpointing, the scores in the backward pass of attention). The functions in this file have no side
+effects.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from mamf.operation import CheckedProblem, FlopOperation, Parameter, Preset, des
 from mamf.operations.attention.operation import AttentionShape
 from mamf.plans import SUSTAINED
 
-Style = Literal["gpt2", "llama", "moe"]
-Phase = Literal["forward", "forward-backward", "step"]
-Optimizer = Literal["adamw", "adamw-fused"]
-PHASES: tuple[str, ...] = get_args(Phase)
+ModelStyle = Literal["gpt2", "llama", "moe"]
+TrainingPhase = Literal["forward", "forward-backward", "step"]
+OptimizerName = Literal["adamw", "adamw-fused"]
+TRAINING_PHASES: tuple[str, ...] = get_args(TrainingPhase)
 #: The FLOP of each phase of a training step, divided by the FLOP of a forward pass. A backward pass has two matmuls for
 #: each matmul of the forward pass.
 FLOP_FACTORS_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: For each phase of a training step: the minimum number of bytes that it reads or writes, divided by the bytes of the
-#: parameters, and a text that says which data these bytes contain.
+#: For each phase of a training step: the minimum number of bytes that the phase reads or writes, divided by the bytes
+#: of the parameters, and a text that names the data in these bytes.
 _MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -41,7 +42,7 @@ class ModelShape(BaseShape):
     """The shape of a training step: ``batch`` sequences of ``context`` tokens each. A shape is written ``b8s1024``."""
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"b(\d+)s(\d+)", re.ASCII)
-    text_description: ClassVar[str] = "the shape of a training step; write bBATCHsCONTEXT, for example b8s1024"
+    text_description: ClassVar[str] = "the shape of a training step: write bBATCHsCONTEXT, for example b8s1024"
 
     batch: int = field(metadata=describe("number of sequences", default="8", parse_text=parse_size))
     context: int = field(
@@ -58,9 +59,9 @@ class ModelShape(BaseShape):
         return self.batch * self.context
 
 
-def _make_preset_field_metadata(help: str) -> Mapping[str, Any]:
-    """Return the metadata of a field that users rarely set, because a preset (the option --size) sets it."""
-    return describe(help, is_rare=True)
+def _make_preset_field_metadata(help_text: str) -> Mapping[str, Any]:
+    """Return the metadata of a field that users rarely set, because the option --size sets the field."""
+    return describe(help_text, is_rare=True)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ class ModelProblem(CheckedProblem):
 
     operation: ClassVar[str] = "model"
 
-    style: Style = field(
+    style: ModelStyle = field(
         default="gpt2",
         metadata=_make_preset_field_metadata("architecture of the blocks: GPT-2, Llama 3 or mixture of experts"),
     )
@@ -103,11 +104,11 @@ class ModelProblem(CheckedProblem):
     tied: bool = field(
         default=True, metadata=_make_preset_field_metadata("use the embedding's weights also to compute the logits")
     )
-    phase: Phase = field(
+    phase: TrainingPhase = field(
         default="forward",
         metadata=describe(
-            "part of a training step to time: forward pass, forward and backward passes, or both and the optimizer "
-            "(step)"
+            "part of a training step to time: the forward pass, the forward and backward passes, or a whole step with "
+            "the optimizer"
         ),
     )
     autocast: bool = field(
@@ -118,14 +119,17 @@ class ModelProblem(CheckedProblem):
         default=False,
         metadata=_make_preset_field_metadata("recompute the activations of each block in the backward pass"),
     )
-    optimizer: Optimizer = field(
+    optimizer: OptimizerName = field(
         default="adamw", metadata=_make_preset_field_metadata("optimizer of the training step, if --phase is step")
     )
-    dtype: str = "bfloat16"
+    dtype: str = field(
+        default="bfloat16",
+        metadata=describe("dtype of the model's parameters and activations: bfloat16 or float32", default="bfloat16"),
+    )
     data: str = field(
         default="normal",
         metadata=describe(
-            "distribution of the tokens, which are always random, so there is only this value",
+            "distribution of the random tokens; normal is the only value",
             choices=("normal",),
             is_rare=True,
         ),
@@ -135,14 +139,16 @@ class ModelProblem(CheckedProblem):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.d_model % self.heads:
-            raise UsageError(f"d_model {self.d_model} must be a multiple of the number of heads ({self.heads})")
+            raise UsageError(
+                f"d_model {self.d_model} must be a multiple of the number of heads ({self.heads}): change one of them"
+            )
         if self.heads % self.kv_heads:
             raise UsageError(
                 f"the number of query heads ({self.heads}) must be a multiple of the number of "
-                f"kv heads ({self.kv_heads})"
+                f"kv heads ({self.kv_heads}): change one of them"
             )
         if self.style == "gpt2" and self.kv_heads != self.heads:
-            raise UsageError(f"style gpt2 needs as many kv heads as query heads: {self.heads}, not {self.kv_heads}")
+            raise UsageError(f"style gpt2 needs as many kv_heads as heads: set kv_heads to {self.heads}")
         if self.style != "gpt2" and self.head_dim % 2:
             raise UsageError(
                 f"the head dimension {self.head_dim} (d_model / heads) is odd, but rotary positions need an even one: "
@@ -150,7 +156,7 @@ class ModelProblem(CheckedProblem):
             )
         if self.active_experts > self.experts:
             raise UsageError(
-                f"active_experts ({self.active_experts}) must be at most the number of experts ({self.experts})"
+                f"active_experts ({self.active_experts}) must be at most experts ({self.experts}): change one of them"
             )
         if (self.experts > 1) != (self.style == "moe"):
             raise UsageError(
@@ -187,7 +193,7 @@ class ModelProblem(CheckedProblem):
         return projections + router + experts * (2 if self.style == "gpt2" else 3) * self.d_model * self.d_ff
 
     def count_parameters(self, shape: ModelShape) -> int:
-        """Return the number of parameters of the model. GPT-2 learns one position per token, so it needs the shape."""
+        """Return the number of parameters. In GPT-2 it depends on the context length, because positions are learned."""
         d = self.d_model
         layer = self._count_layer_weights(self.experts)
         embedding = self.vocabulary * d * (1 if self.tied else 2)
@@ -199,18 +205,18 @@ class ModelProblem(CheckedProblem):
     def count_parameter_bytes(self, shape: ModelShape) -> int:
         return self.count_parameters(shape) * DTYPES[self.parameter_dtype].itemsize
 
-    # -- work --------------------------------------------------------------------------------------------------------
+    # -- FLOP and bytes ----------------------------------------------------------------------------------------------
 
     def compute_work(self, shape: ModelShape) -> Work:
-        copies, moved = _MOVED_BYTES_BY_PHASE[self.phase]
+        copy_count, moved_data = _MOVED_BYTES_BY_PHASE[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
-            f"backward twice the forward, nothing recomputed; bytes: {moved}"
+            f"backward twice the forward, nothing recomputed; bytes: {moved_data}"
         )
-        return Work(self.compute_flop(shape), copies * self.count_parameter_bytes(shape), convention)
+        return Work(self.compute_flop(shape), copy_count * self.count_parameter_bytes(shape), convention)
 
     def compute_flop(self, shape: ModelShape) -> float:
-        """Return the FLOP of one launch of the phase. A multiply-add counts as 2 FLOP."""
+        """Return the FLOP of one launch, which runs the phase once. A multiply-add counts as 2 FLOP."""
         layer = self._count_layer_weights(self.active_experts)
         # Count the FLOP of the matmuls with weights in a forward pass, including the matmul that computes the logits.
         matmul_flop = 2 * shape.token_count * (self.layers * layer + self.vocabulary * self.d_model)
@@ -218,7 +224,7 @@ class ModelProblem(CheckedProblem):
         return float(FLOP_FACTORS_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 
     def list_buffers(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return no buffers: the model owns its parameters, and the launches of all sets share them."""
+        """Return no buffers, because the network allocates its parameters, and the launches of all sets share them."""
         return {}
 
     def count_bytes(self, shape: ModelShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -248,8 +254,9 @@ FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
 
 
 class ModelKernel(Kernel[ModelProblem, ModelShape]):
-    """A kernel that runs a training step. ``dtypes``: the dtypes that it supports, without float16, which needs loss
-    scaling.
+    """A kernel that runs a training step.
+
+    ``dtypes``: the supported dtypes. float16 is not supported, because training in float16 needs loss scaling.
     """
 
     operation = "model"
@@ -274,8 +281,8 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
         return None
 
 
-#: Fields of ModelProblem that appear in the title of a table only if they differ from their defaults.
-_RARELY_TITLED_FIELDS = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
+#: The fields of ModelProblem that the title of a table contains only if the field differs from its default.
+_FIELDS_HIDDEN_AT_DEFAULT = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 #: The names of model families in titles, by the style of their blocks.
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
@@ -303,17 +310,17 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         return [ModelShape(batch=8, context=context) for context in (256, 512, 1024)]
 
     def list_presets(self) -> Mapping[str, Preset[ModelShape]]:
-        """Return the presets by name: each sets the fields of ModelProblem to the sizes of a model."""
+        """Return the presets by name. Each preset sets the fields of ModelProblem to the sizes of one model."""
         return {
             size: Preset(fields={name: (value,) for name, value in preset_fields.items()})
             for size, preset_fields in FIELDS_BY_SIZE.items()
         }
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields that the user gave and, for other fields, the sizes of the preset.
+        """Return the fields that the user gave (``given``) and, for other fields, the sizes of the preset.
 
-        Fields that the user did not give are scaled with those that the user gave: ``d_ff`` and ``heads`` with
-        ``d_model``, and ``kv_heads`` with ``heads``.
+        If the user gave another ``d_model`` than the preset, scale ``d_ff`` and ``heads`` of the preset by the same
+        factor. If ``heads`` changed, scale ``kv_heads`` too. Do not scale a field that the user gave.
         """
         defaults = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         completed = {**preset, **given}
@@ -327,7 +334,9 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         return completed
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return columns with tokens per second, parameters, GB that a launch needs, and GB that torch has reserved."""
+        """Return additional columns of a report: tokens per second, the number of parameters, the GB of memory that a
+        launch needs, and the GB that torch has reserved.
+        """
         shape = row.shape
         return {
             "tokens/s": round(shape.token_count / row.seconds) if row.ok else None,
@@ -345,7 +354,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         experts = f", {problem.active_experts} of {problem.experts} experts" if problem.style == "moe" else ""
         sizes = f"{problem.d_model}/{problem.d_ff}/{problem.layers}/{problem.heads}{kv}{experts}"
         defaults = {field.name: field.default for field in fields(problem)}
-        values = {name: getattr(problem, name) for name in _RARELY_TITLED_FIELDS}
+        values = {name: getattr(problem, name) for name in _FIELDS_HIDDEN_AT_DEFAULT}
         other_texts = [f"{name} {value}" for name, value in values.items() if value != defaults[name]]
         return [f"{problem.style} {sizes}", problem.phase, *other_texts]
 
@@ -356,8 +365,11 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
                 getattr(problem, name) == value for name, value in preset_fields.items()
             ):
                 name = f"{_FAMILY_BY_STYLE[problem.style]} {size.upper() if size[0].isdecimal() else size}"
-                implied = {f"{field} {value}" for field, value in preset_fields.items()}
-                return [name, *(text for text in self.list_identifying_fields(problem)[1:] if text not in implied)]
+                implied_texts = {f"{field} {value}" for field, value in preset_fields.items()}
+                return [
+                    name,
+                    *(text for text in self.list_identifying_fields(problem)[1:] if text not in implied_texts),
+                ]
         return self.list_identifying_fields(problem)
 
     def find_axis_position(self, shape: ModelShape) -> float:

@@ -1,8 +1,10 @@
-"""Run training steps in torch with any installed attention kernel, which the name of the model kernel contains in
-brackets, as in ``torch[sdpa-flash]``.
+"""Run training steps in torch with any installed attention kernel.
 
-The reference result comes from the same network in float32 with eager attention, one block at a time. The optimizer has
-a learning rate of 0: it does all of its work but leaves the parameters unchanged, so the result of every step is known.
+The name of a model kernel contains the name of its attention kernel in brackets, as in ``torch[sdpa-flash]``.
+
+The reference result comes from the kernel's own network, which mamf runs again in float32 with eager attention, one
+block at a time. The optimizer has a learning rate of 0: it does all of its work but leaves the parameters unchanged, so
+every step on a batch has the same result.
 mamf times a series of launches and then verifies the losses and gradients, and that the parameters have not changed.
 mamf sets the optimizer's moments to zero before each series. If they are still zero afterward, the optimizer did not
 run.
@@ -28,7 +30,7 @@ from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import AttentionFunction, LanguageModel, initialize_weights
-from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, Phase
+from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape, TrainingPhase
 from mamf.operations.operand_sets import (
     ChangeDetector,
     compute_max_error,
@@ -38,23 +40,26 @@ from mamf.operations.operand_sets import (
 )
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import make_kernel
-from mamf.torch_backend import TorchBackend, require_free_memory, to_torch_dtype
+from mamf.torch_backend import TorchBackend, get_torch_dtype, require_free_memory
 
-#: Launches use this many batches in turn, at most. All launches share the parameters, so more batches would not evict
-#: more data from the cache.
+#: The maximum number of batches that launches use in turn. More batches would not make launches read more data from
+#: memory, because all launches share the parameters.
 _MAX_BATCHES = 3
 
 
 class TorchModel(ModelKernel):
-    """A kernel that runs a model in eager torch, with the attention kernel that its name contains in brackets."""
+    """A kernel that runs a model in eager torch. Its name contains the name of an attention kernel in brackets.
+
+    ``base_name``: the name before the brackets.
+    """
 
     argument_description = "an attention kernel"
-    base: ClassVar[str] = "torch"
+    base_name: ClassVar[str] = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
         """Load the attention kernel ``attention``. Raises UnknownNameError, or UsageError if it cannot be loaded."""
         self.attention_kernel = make_kernel(get_operation("attention"), attention)
-        self.name = f"{self.base}[{self.attention_kernel.name}]"
+        self.name = f"{self.base_name}[{self.attention_kernel.name}]"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return explain_torch_unavailability(backend) or self.attention_kernel.explain_unavailability(backend)
@@ -117,22 +122,21 @@ class TorchModel(ModelKernel):
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run_forward = self.make_forward_function(network)
         if problem.autocast:
-            # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
-            run_forward = torch.autocast(backend.device.type, to_torch_dtype(problem.dtype))(run_forward)
+            # Apply autocast only to the forward pass, as training code does. The backward pass inherits its dtypes.
+            run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
 
 class CompiledModel(TorchModel):
     """A kernel like TorchModel, but under torch.compile, which compiles the network separately for each shape."""
 
-    base = "compiled"
+    base_name = "compiled"
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def make_forward_function(self, network: LanguageModel) -> Callable[..., torch.Tensor]:
-        # Dynamo compiles a code object at most 8 times. Reset its counter, without which later networks would not be
-        # compiled.
+        # Dynamo compiles a code object at most 8 times. Reset its counter, so that it compiles every network.
         torch.compiler.reset()
         return torch.compile(network, dynamic=False)  # type: ignore[no-any-return]
 
@@ -147,7 +151,7 @@ def make_network(
 ) -> LanguageModel:
     """Make a network on the device. Its random parameters depend only on the problem, the shape and the seed."""
     default_dtype = torch.get_default_dtype()
-    torch.set_default_dtype(to_torch_dtype(problem.parameter_dtype))
+    torch.set_default_dtype(get_torch_dtype(problem.parameter_dtype))
     try:
         with device:
             network = LanguageModel(problem, shape, attend)
@@ -165,7 +169,7 @@ def compute_reference_results(
 ) -> tuple[torch.Tensor, list[torch.Tensor]]:
     """Return the loss of each token in float32, and the gradients of the mean loss with respect to ``parameters``.
 
-    Use the network's current parameters, and convert those of only one block at a time to float32.
+    Convert the parameters of only one block at a time to float32, to save memory.
     """
     losses, sums = [], [torch.zeros_like(each, dtype=torch.float32) for each in parameters]
     with use_eager_attention(network), torch.set_grad_enabled(bool(parameters)):
@@ -207,8 +211,8 @@ def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) 
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
-    masked = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
-    return (scores.masked_fill(masked, -math.inf).softmax(-1) @ v).transpose(1, 2)
+    causal_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).triu(1)
+    return (scores.masked_fill(causal_mask, -math.inf).softmax(-1) @ v).transpose(1, 2)
 
 
 #: The largest allowed error of the losses, divided by the standard deviation of the reference losses, by dtype.
@@ -221,8 +225,9 @@ _ReferenceResult = tuple[torch.Tensor, list[torch.Tensor]]
 class PreparedModel:
     """A network that is ready to launch, and the batches that its launches use in turn.
 
-    A launch returns the loss of each token. With a backward pass it also returns the gradients of the parameters of the
-    last norm and of the first block's attention. The gradients in the first block depend on all other layers.
+    A launch returns the loss of each token. With a backward pass it also returns the gradients of the sampled
+    parameters, which are the parameters of the last norm and of the first block's attention. The gradients in the first
+    block depend on all other layers.
     """
 
     def __init__(
@@ -237,15 +242,15 @@ class PreparedModel:
         self._device = next(network.parameters()).device
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batch_count)]
         self._sampled_parameters = [*network.typed_blocks[0].attention.parameters(), *network.head.norm.parameters()]
-        phase: Phase = "forward-backward" if problem.has_backward else "forward"
+        reference_phase: TrainingPhase = "forward-backward" if problem.has_backward else "forward"
         self._shared_references = get_reference_cache(
-            replace(problem, phase=phase, checkpointing=False, optimizer="adamw"), shape, self._device
+            replace(problem, phase=reference_phase, checkpointing=False, optimizer="adamw"), shape, self._device
         )
         self._references = dict(self._shared_references)
         self._optimizer: torch.optim.Optimizer | None = None
         if problem.phase == "step":
             self._optimizer = torch.optim.AdamW(network.parameters(), lr=0.0, fused=problem.optimizer == "adamw-fused")
-        # The gradients, and the moments of the optimizer, stay in memory between launches.
+        # Count the gradients and the optimizer's moments, because they stay in memory between launches.
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
         self._extra_bytes_per_set = tensors_per_parameter * problem.count_parameter_bytes(shape)
 
@@ -265,7 +270,7 @@ class PreparedModel:
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
         if not self._problem.has_backward:
             # Record the autograd graph, as in training. So the time of the phase forward-backward, minus the time of
-            # this phase, is the time of the backward pass.
+            # the phase forward, is the time of the backward pass.
             return self._run_forward(tokens, targets).detach()
         self._network.zero_grad(set_to_none=True)
         losses = self._run_forward(tokens, targets)
@@ -277,10 +282,10 @@ class PreparedModel:
     # -- verification ------------------------------------------------------------------------------------------------
 
     def poison_outputs(self, returned: Sequence[object]) -> None:
-        """Overwrite the results of earlier launches, so that only a new launch can make them right.
+        """Overwrite the results of earlier launches, so that the results are right only if a new launch computes them.
 
-        Fill the returned tensors with values that no launch produces, release all gradients, and set the moments of the
-        sampled parameters to 0.
+        Fill the tensors in ``returned`` with values that no launch produces, free all gradients, and set the
+        optimizer's moments of the sampled parameters (see PreparedModel) to 0.
         """
         for result in returned:
             for tensor in list_result_tensors(result):
@@ -292,25 +297,25 @@ class PreparedModel:
     def list_changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
-        If no operand has changed, the reference results are right, so store them for other kernels.
+        If no operand has changed, the reference results are right, so share them with other kernels.
         """
-        changed = self._find_changed_operands()
-        if not changed:
+        changed_operands = self._find_changed_operands()
+        if not changed_operands:
             self._shared_references |= self._references
-        return changed
+        return changed_operands
 
     def _get_moments(self) -> list[torch.Tensor]:
-        """Return the optimizer's moments of the sampled parameters; an empty list until the optimizer has run once."""
+        """Return the optimizer's moments of the sampled parameters (see PreparedModel); empty before the first step."""
         if self._optimizer is None:
             return []
         states = [self._optimizer.state[each] for each in self._sampled_parameters]
         return [state[name] for state in states for name in _MOMENT_NAMES if state]
 
     def verify(self, index: int, result: object) -> Verdict:
-        """Compare the result of a launch on batch ``index`` with the reference.
+        """Compare the result of a launch on batch ``index`` with the reference result.
 
-        The error of the losses is relative to the standard deviation of the expected losses, and the error of a
-        gradient is relative to its expected norm.
+        Divide the error of the losses by the standard deviation of the reference losses, and the error of a gradient by
+        the norm of the reference gradient.
         """
         losses, gradients = self._get_reference(index)
         measured, *measured_gradients = list_result_tensors(result)
@@ -327,15 +332,15 @@ class PreparedModel:
 
     def _get_reference(self, index: int) -> _ReferenceResult:
         if index not in self._references:
-            sampled = self._sampled_parameters if self._problem.has_backward else []
-            losses, gradients = compute_reference_results(self._network, *self._batches[index], sampled)
+            parameters = self._sampled_parameters if self._problem.has_backward else []
+            losses, gradients = compute_reference_results(self._network, *self._batches[index], parameters)
             self._references[index] = losses.cpu(), [each.cpu() for each in gradients]
         return self._references[index]
 
 
 @functools.lru_cache(maxsize=4)
 def get_reference_cache(problem: ModelProblem, shape: ModelShape, device: torch.device) -> dict[int, _ReferenceResult]:
-    """Return the dict in host memory that caches the reference results of a problem and shape, by batch.
+    """Return the dict that caches the reference results of a problem and shape in host memory, by batch number.
 
     All kernels share this dict, because computing a reference result takes longer than measuring a kernel.
     """
@@ -355,5 +360,5 @@ def draw_batch(
 
 
 def compute_relative_error(measured: torch.Tensor, reference: torch.Tensor, scale: torch.Tensor) -> float:
-    """Return the norm of ``measured - reference`` divided by the norm of ``scale``."""
+    """Return the norm of ``measured - reference``, divided by the norm of ``scale``."""
     return float((measured.float() - reference.to(measured.device)).norm() / scale.norm())

@@ -27,15 +27,19 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Height of a panel in an image file; height of a panel, and its width for each bar, on a web page; panels side by side.
-_FILE_PANEL_HEIGHT_INCHES, _PAGE_PANEL_HEIGHT_INCHES, _PAGE_INCHES_PER_BAR, _MAX_PANELS_ACROSS = 5.2, 4.4, 1.28, 4
+# In an image file: height of a panel, and maximum number of panels side by side.
+_FILE_PANEL_HEIGHT_INCHES, _MAX_PANELS_ACROSS = 5.2, 4
+# On a web page: height of a bar, of the space below it, of a line of the label above it, and of all that is not bars.
+_PAGE_BAR_INCHES, _PAGE_GAP_INCHES, _PAGE_LINE_INCHES, _PAGE_FRAME_INCHES = 0.3, 0.12, 0.21, 1.2
+# On a web page: maximum number of characters in a line of a label.
+_MAX_PAGE_LABEL_CHARACTERS = 60
 # Height of the vertical axis, as a multiple of the height of the highest bar or interval.
 _AXIS_HEIGHT_FACTOR = 1.12
-# Smallest height of a part, as a share of the highest bar, for which its value fits into the part.
-_MIN_LABELED_PART_SHARE = 0.045
+# Minimum length of a part in which its value is written, as a share of the highest bar: in image files, on web pages.
+_MIN_LABELED_PART_SHARE, _MIN_LABELED_PAGE_PART_SHARE = 0.045, 0.1
 _FAINT_OPACITY = 0.3
-# Maximum number of characters that all labels below the bars of an image file have in one line, and the minimum number
-# of characters in one line of a label.
+# Labels below the bars of an image file: the maximum number of characters that the first lines of all labels have
+# together, and the minimum number of characters of a line of one label.
 _MAX_CHARACTERS_OF_ALL_LABELS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
@@ -85,6 +89,12 @@ class StackedChart(Picture):
         return list(dict.fromkeys(name for panel in self.panels for bar in panel.bars for name, _ in bar.parts))
 
     @property
+    def max_height(self) -> float:
+        """The height of the highest bar or interval in all panels."""
+        bars = [bar for panel in self.panels for bar in panel.bars]
+        return max(max(bar.height, *(bar.interval or (0.0,))) for bar in bars)
+
+    @property
     def height_inches(self) -> float:
         return _FILE_PANEL_HEIGHT_INCHES * len(self.make_panel_rows())
 
@@ -96,18 +106,25 @@ class StackedChart(Picture):
 
     def _make_drawn_panel(self, panel: StackedPanel) -> DrawnPanel:
         description = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
-        draw, count = functools.partial(_draw_bars, panel=panel, chart=self), len(panel.bars)
+        line_count = sum(len(self.wrap_page_label(bar)) for bar in panel.bars)
+        bars_inches = len(panel.bars) * (_PAGE_BAR_INCHES + _PAGE_GAP_INCHES) + line_count * _PAGE_LINE_INCHES
         return DrawnPanel(
             description,
-            draw,
+            functools.partial(_draw_bars, panel=panel, chart=self),
             self.unit,
-            (max(PANEL_WIDTH_INCHES, _PAGE_INCHES_PER_BAR * count), _PAGE_PANEL_HEIGHT_INCHES),
-            max(count, 2),
+            (PANEL_WIDTH_INCHES, bars_inches + _PAGE_FRAME_INCHES),
+            max(len(panel.bars), 2),
             has_own_labels=True,
+            draw_on_page=functools.partial(_draw_page_bars, panel=panel, chart=self),
         )
 
+    def wrap_page_label(self, bar: StackedBar) -> list[str]:
+        """Return the lines of the label above a bar on a web page, which ends with the note or height of the bar."""
+        label = f"{self.axis_label} {bar.label}: {bar.note or f'{bar.height:.4g}'}".lstrip()
+        return textwrap.wrap(label, _MAX_PAGE_LABEL_CHARACTERS)
+
     def get_part_color_and_opacity(self, name: str) -> tuple[str, float]:
-        """Return the color and opacity of the parts with a name."""
+        """Return the color and opacity of all parts that are called ``name``."""
         return choose_styles(self.part_names)[name].color, _FAINT_OPACITY if name in self.faint_part_names else 1.0
 
     def make_legend(self) -> LegendEntries:
@@ -120,9 +137,7 @@ class StackedChart(Picture):
 
 def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
     style_axes(axes, panel.title, grid="y")
-    top = _AXIS_HEIGHT_FACTOR * max(
-        height for each in chart.panels for bar in each.bars for height in (bar.height, *(bar.interval or ()))
-    )
+    top = _AXIS_HEIGHT_FACTOR * chart.max_height
     axes.set_ylim(0, top)
     axes.set_xlim(-0.6, max(len(panel.bars), 2) - 0.4)
     axes.set_xlabel(chart.axis_label, fontsize=TEXT_FONT_POINTS)
@@ -137,22 +152,62 @@ def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
 
 
 def _draw_bar(axes: Axes, x: int, bar: StackedBar, chart: StackedChart, top: float) -> None:
+    _draw_parts(axes, x, bar, chart, _MIN_LABELED_PART_SHARE * top)
+    end = max(bar.height, bar.interval[1] if bar.interval else 0.0)
+    note = bar.note or f"{bar.height:.4g}"
+    axes.text(x, end + 0.01 * top, note, fontsize=SMALL_FONT_POINTS, ha="center", va="bottom")
+    if bar.interval is not None:
+        axes.plot([x, x], bar.interval, color="black", linewidth=1.5)
+
+
+def _draw_page_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
+    """Draw horizontal bars from top to bottom, each below its label. A chart with many bars is high, but fits a phone.
+
+    The unit of the vertical axis is an inch.
+    """
+    style_axes(axes, panel.title, grid="x")
+    axes.set_xlim(0, 1.02 * chart.max_height)
+    axes.set_xlabel(chart.unit, fontsize=TEXT_FONT_POINTS)
+    axes.set_yticks([])
+    y = _PAGE_GAP_INCHES / 2
+    for bar in panel.bars:
+        lines = chart.wrap_page_label(bar)
+        y += len(lines) * _PAGE_LINE_INCHES
+        axes.text(0, y, "\n".join(lines), fontsize=SMALL_FONT_POINTS, va="bottom")
+        y += _PAGE_BAR_INCHES / 2
+        _draw_parts(axes, y, bar, chart, _MIN_LABELED_PAGE_PART_SHARE * chart.max_height, is_horizontal=True)
+        if bar.interval is not None:
+            axes.plot(bar.interval, [y, y], color="black", linewidth=1.5)
+        y += _PAGE_BAR_INCHES / 2 + _PAGE_GAP_INCHES
+    axes.set_ylim(y, 0)
+
+
+def _draw_parts(
+    axes: Axes,
+    place: float,
+    bar: StackedBar,
+    chart: StackedChart,
+    min_labeled_height: float,
+    is_horizontal: bool = False,
+) -> None:
+    """Draw the parts of a bar at a place on the axis across the bars. Parts of at least ``min_labeled_height`` show
+    their height, unless the bar has only one part and a label with the same height.
+    """
     bottom = 0.0
     for name, height in bar.parts:
         color, alpha = chart.get_part_color_and_opacity(name)
-        bar_style = {"color": color, "alpha": alpha, "width": 0.7, "edgecolor": "white", "linewidth": 0.7}
-        (drawn,) = axes.bar(x, height, bottom=bottom, **bar_style)  # type: ignore[arg-type]
+        bar_style: dict[str, Any] = {"color": color, "alpha": alpha, "edgecolor": "white", "linewidth": 0.7}
+        if is_horizontal:
+            (drawn,) = axes.barh(place, height, _PAGE_BAR_INCHES, left=bottom, **bar_style)
+        else:
+            (drawn,) = axes.bar(place, height, 0.7, bottom=bottom, **bar_style)
         share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
         TOOLTIPS_BY_ARTIST[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
-        is_value_above_bar = len(bar.parts) == 1 and not bar.note
-        if height > _MIN_LABELED_PART_SHARE * top and not is_value_above_bar:
-            middle, ink = bottom + height / 2, "white" if alpha == 1 else "#222222"
-            axes.text(x, middle, f"{height:.4g}", fontsize=SMALL_FONT_POINTS, color=ink, ha="center", va="center")
+        if height > min_labeled_height and (len(bar.parts) > 1 or bar.note):
+            ink, middle = "white" if alpha == 1 else "#222222", bottom + height / 2
+            x, y = (middle, place) if is_horizontal else (place, middle)
+            axes.text(x, y, f"{height:.4g}", fontsize=SMALL_FONT_POINTS, color=ink, ha="center", va="center")
         bottom += height
-    end = max(bottom, bar.interval[1] if bar.interval else 0.0)
-    axes.text(x, end + 0.01 * top, bar.note or f"{bottom:.4g}", fontsize=SMALL_FONT_POINTS, ha="center", va="bottom")
-    if bar.interval is not None:
-        axes.plot([x, x], bar.interval, color="black", linewidth=1.5)
 
 
 # -- RangeChart: values in rows, with intervals ------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, RatesByDtypeAndRegime, find_rate, group_pairs
-from mamf.operations.model.operation import PHASES, ModelOperation, ModelProblem
+from mamf.operations.model.operation import TRAINING_PHASES, ModelOperation, ModelProblem
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALGORITHM_PHASE
 from mamf.report.ceilings import PHASE_NAMES
@@ -33,9 +33,9 @@ _MAX_LISTED_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
-    """Return the point of a row at position ``x``. Its value is the rate by which the row is ranked, multiplied by
-    ``factor``. The point has an interval only if the row has one for this rate, not for another statistic. If several
-    devices shared the run, the rate is scaled to the first device.
+    """Return the point of a row at position ``x``. Its value is the rate by which rows are ranked, multiplied by
+    ``factor``. The point has no interval if the interval of the row is unknown or is that of another statistic. If
+    several devices shared the run, the rate is scaled to the first device.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -54,15 +54,16 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
         raise UsageError("the log has no measured row, so there is nothing to draw: give another log")
     if requested is not None and requested not in measured:
         raise UsageError(
-            f"the log has no rate in regime {requested} to draw, only in {', '.join(measured)}: choose one of these"
+            f"the log has no rate in regime {requested} to draw, only in {', '.join(measured)}: choose one of these "
+            "with --regime"
         )
     return [requested] if requested else measured
 
 
 def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
     """Return the regimes to draw and their rows that have a rate, without references (rows that a run repeats to see
-    drift) and without trials that rank algorithms. Raises UsageError if the requested regime, or every regime, has no
-    rate.
+    drift) and without the trials in which a run ranks the algorithms of a library. Raises UsageError if the requested
+    regime, or every regime, has no rate.
     """
     regimes = choose_regimes(rows, requested)
     candidates = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
@@ -150,8 +151,8 @@ def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[in
 def make_find_chart(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw the rows of a find (a search for the fastest matmul) in the order of measurement, with a color for each
-    phase of the search and a panel for each regime.
+    """Draw the rows of ``mamf find``, which searches for the fastest matmul, in the order of measurement, with a color
+    for each phase of the search and a panel for each regime.
     """
     regimes = choose_regimes(rows, regime)
     confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
@@ -258,7 +259,7 @@ _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
 _StepKey = tuple[str, ModelProblem, str, int]
 _RowsByPhase = Mapping[str, Measurement]
 _DIFFERENCES_NOTE = (
-    "parts above the lowest are differences between a phase and the phase that it contains, each measured separately"
+    "all parts but the first are differences between a phase and the phase that it contains, each measured separately"
 )
 
 
@@ -278,7 +279,7 @@ def make_model_chart(
     steps: dict[_StepKey, dict[int, dict[str, Measurement]]] = {}
     for row in rows:
         if row.ok and row.regime in regimes:
-            key = row.regime, replace(row.problem, phase=PHASES[0]), row.kernel, row.shape.batch
+            key = row.regime, replace(row.problem, phase=TRAINING_PHASES[0]), row.kernel, row.shape.batch
             steps.setdefault(key, {}).setdefault(row.shape.context, {})[row.problem.phase] = row
     first = next(iter(steps))
     common = set(_list_step_title_parts(first)).intersection(*map(_list_step_title_parts, steps))
@@ -329,13 +330,13 @@ def make_model_chart(
 
 def _list_step_title_parts(key: _StepKey) -> list[str]:
     regime, problem, kernel, batch = key
-    words = [word for word in ModelOperation().describe_problem(problem) if word not in PHASES]
+    words = [word for word in ModelOperation().describe_problem(problem) if word not in TRAINING_PHASES]
     return [kernel, *words, f"batch {batch}", problem.dtype, regime]
 
 
 def _make_step_bar(label: str, rows_by_phase: _RowsByPhase, known_ceilings: RatesByDtypeAndRegime) -> StackedBar:
     """Return the bar of a training step, labeled with the MAMFU or TFLOPS of its longest phase."""
-    longest = rows_by_phase[[phase for phase in PHASES if phase in rows_by_phase][-1]]
+    longest = rows_by_phase[[phase for phase in TRAINING_PHASES if phase in rows_by_phase][-1]]
     ceiling = find_row_ceiling(longest, known_ceilings)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
@@ -347,7 +348,7 @@ def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float
     longer phase. A negative difference between two phases counts as zero.
     """
     parts, previous_count, previous_milliseconds = [], 0, 0.0
-    for phase in (each for each in PHASES if each in rows_by_phase):
+    for phase in (each for each in TRAINING_PHASES if each in rows_by_phase):
         names, milliseconds = _PARTS_BY_PHASE[phase], rows_by_phase[phase].seconds * 1e3
         parts.append((" and ".join(names[previous_count:]), max(0.0, milliseconds - previous_milliseconds)))
         previous_count, previous_milliseconds = len(names), max(previous_milliseconds, milliseconds)

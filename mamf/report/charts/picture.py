@@ -61,6 +61,7 @@ class DrawnPanel:
     - ``size_inches``: width and height on a web page, in inches.
     - ``width_share``: the width in an image file, relative to the other panels of the row.
     - ``has_own_labels``: whether the labels below the panel differ from those of the panel under it.
+    - ``draw_on_page``: draws the panel on a web page; None if ``draw`` does it.
     """
 
     description: str
@@ -69,6 +70,7 @@ class DrawnPanel:
     size_inches: tuple[float, float] = (PANEL_WIDTH_INCHES, 3.8)
     width_share: float = 1.0
     has_own_labels: bool = False
+    draw_on_page: Callable[[Axes], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -224,8 +226,8 @@ def _measure_height(part: Text | Any) -> float:
 
 
 def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
-    """Set the grid, colors and title of a panel, which all charts share. ``grid``: the axis whose ticks get
-    grid lines.
+    """Set the title of a panel, and the grid and the colors that the panels of all charts have. ``grid``: the axis
+    whose ticks get grid lines.
     """
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]

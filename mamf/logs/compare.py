@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 
 from mamf.backend import DeviceInfo, parse_sharing_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
-from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, IncomparableError, LogMismatchError, UsageError
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.compared_rows import (
     FALSE_ALARM_CHANCE,
     MAX_EXPONENT,
@@ -133,7 +133,7 @@ class RowPair:
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _NOMINAL_COVERAGE else coverage
         )
 
-    def decide_verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> RowVerdict:
+    def decide_verdict(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> RowVerdict:
         """Decide whether B is faster than A: return SAME if the 90 % interval of the ratio is within the tolerance,
         FASTER or SLOWER if a difference of any size is certain, otherwise UNDECIDED.
         """
@@ -148,17 +148,17 @@ class RowPair:
             return "FASTER"
         return "SLOWER" if strict_interval.high < 1 else "UNDECIDED"
 
-    def is_too_short(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
+    def is_too_short(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether the row was measured for too short a time: its interval is wider than the tolerance, so its
         verdict cannot be SAME.
         """
         return self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE).half_width > tolerance * self.ratio
 
-    def is_regression(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
+    def is_regression(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether B is certainly slower than A (SLOWER), and by more than the tolerance."""
         return self.decide_verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
-    def make_table_row(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, Any]:
+    def make_table_row(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> dict[str, Any]:
         """Return the pair as one row of a table: its values by column. Rates are in TFLOPS unless there is a column
         ``unit``, which names their unit.
         """
@@ -222,11 +222,11 @@ class Comparison(NotebookTable):
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.count_verdicts().items() if count)
         return f"Comparison({self.log_paths[0]} against {self.log_paths[1]}: {counts})"
 
-    def rows(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[dict[str, Any]]:
+    def rows(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> list[dict[str, Any]]:
         """Return one mapping for each pair: its values by column, for ``pandas.DataFrame(comparison.rows())``."""
         return [pair.make_table_row(tolerance) for pair in self.pairs]
 
-    def count_verdicts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
+    def count_verdicts(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""
         counts = Counter(pair.decide_verdict(tolerance) for pair in self.pairs)
         return {verdict: counts[verdict] for verdict in ROW_VERDICTS}
@@ -236,11 +236,11 @@ class Comparison(NotebookTable):
         """The geometric mean of the ratio B/A over all pairs."""
         return geometric_mean(pair.ratio for pair in self.pairs)
 
-    def find_regressions(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[RowPair]:
+    def find_regressions(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> list[RowPair]:
         """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
-    def is_slower(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
+    def is_slower(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether B is slower than A: a single row, or the pooled rows of a regime, are a regression."""
         return bool(self.find_regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.pooled_rows)
 

@@ -49,7 +49,7 @@ from mamf.plans import COMMON_REGIMES, Claim, ReproduceOptions
 
 # -- judging the rows of mamf guard ------------------------------------------------------------------------------------
 
-DEFAULT_REGRESSION_TOLERANCE = 0.02
+DEFAULT_GUARD_TOLERANCE = 0.02
 DEFAULT_MAX_ROUNDS = 9
 
 
@@ -66,7 +66,7 @@ class GuardFileKeys(Struct, kw_only=True):
     shapes: list[str]
     baseline: str = ""
     regimes: tuple[str, ...] = COMMON_REGIMES[:1]
-    tolerance: Any = DEFAULT_REGRESSION_TOLERANCE
+    tolerance: Any = DEFAULT_GUARD_TOLERANCE
     rounds: int = DEFAULT_MAX_ROUNDS
     precision: Any = None
     time_limit: Any = None

@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
-from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, OK, MamfError, UsageError
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
@@ -278,7 +278,7 @@ def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     if len(sources) != 2 or logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
-        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_REGRESSION_TOLERANCE)
+        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_COMPARISON_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
         for log in logs:  # readers share pages, so a page must not show folders of this machine

@@ -86,7 +86,7 @@ def classify_event(event: Event) -> str:
         if each.kind == "operation" or each is callers[0] or _find_class_by_rules("caller", each.name) != COMMUNICATION
     }
     if forward_callers or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
-        # In Lightning, the optimizer's step() calls the forward and backward passes, which are not its own work.
+        # In Lightning, the optimizer's step() calls the forward and backward passes, which do no work of the optimizer.
         enclosing_classes.discard(OPTIMIZER)
     return (
         next((name for _, name in read_class_rules()["caller"] if name in enclosing_classes), None)
@@ -174,7 +174,7 @@ _WORD_BOUNDARY_PATTERN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][
 
 @functools.cache
 def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the function and the template arguments in a mangled or demangled kernel name, even if it was cut off.
+    """Return the function and the template arguments in a mangled or demangled kernel name, even if the name is cut.
 
     The function has its namespaces, as in ``at::native::vectorized_kernel``, but no return type, template arguments or
     parameters. The running time is linear in the length of the name.

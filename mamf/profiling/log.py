@@ -116,7 +116,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
                 rows[field].append(
                     read_known_ceiling_record(record) if expected_type is Rate else read_record(record, expected_type)
                 )
-        raise ValueError("the log has no summary, because its end was cut off")
+        raise ValueError("the log has no summary, because its end was cut off: run 'mamf profile' again")
     except MALFORMED_LOG_ERRORS as error:
         raise RunLogError(f"{path}, line {line_number}: {describe_error(error)}") from None
 

@@ -138,7 +138,7 @@ class Profile:
     dtypes: tuple[DtypeRow, ...] = ()
 
     def __post_init__(self) -> None:
-        # Overwrite the idle time, because in logs of early versions of mamf it is the sum of all gaps in the trace.
+        # Compute the idle time again, because logs of early versions of mamf contain the sum of all gaps in the trace.
         idle_seconds = self.whole_seconds - self.busy_seconds
         rows = tuple(replace(row, visible=idle_seconds) if row.name == IDLE_LABEL else row for row in self.classes)
         object.__setattr__(self, "classes", rows)

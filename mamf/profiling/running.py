@@ -61,7 +61,9 @@ class Program:
             )
         with self.prepare_interpreter():
             if not (find_spec(self.name.partition(".")[0]) if self.is_module else Path(self.name).is_file()):
-                raise UsageError(f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}")
+                raise UsageError(
+                    f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}; check its name"
+                )
 
     @contextmanager
     def prepare_interpreter(self) -> Iterator[None]:
@@ -377,7 +379,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
                 function.removeprefix(_MAIN_MODULE_PREFIX), functools.partial(_wrap_with_hooks, after=profiler.end_step)
             )
         code = program.run(run_decorated)
-    if os.getpid() != mamf_process_id:  # The script forked this process. Only the parent process reports a profile.
+    if os.getpid() != mamf_process_id:  # The script forked this process, but only the parent process reports a profile.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)

@@ -141,7 +141,7 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
 
     def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
-            return "the simulated device does not support matmuls of integers"
+            return "the simulated device does not support matmuls of integers; use bfloat16"
         return None
 
     def make_launch_function(

@@ -12,7 +12,8 @@ from mamf.profiling.counters.ncu import CountersKey, Ncu, encode_counters, make_
 
 
 class HardwareCounterStrategy(RowsStrategy):
-    """A strategy that measures each kernel with each shape of a plan, and reads its hardware counters right after.
+    """A strategy that measures each kernel with each shape of a plan. After each measurement it reads the kernel's
+    hardware counters.
 
     ``keys_with_counters``: the keys of all kernels, problems and shapes whose counters have been read, by this run or
     by the earlier run that it resumes.

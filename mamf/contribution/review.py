@@ -277,7 +277,7 @@ def make_reviews_document(reviews: Sequence[Review], named_paths: Container[Path
     folder would hide its errors.
     """
     names = ("rule", "level", "line", "message")
-    columns: list[Column[Review]] = [  # These columns are for JSON; people read the lines.
+    columns: list[Column[Review]] = [  # Only JSON shows these columns; the printed report shows the lines.
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.results_path and review.results_path.as_posix()),

@@ -55,13 +55,12 @@ _RATE_ROUNDING_SHARE = 1.1e-5
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# The highest relative error of a verified result, for exact and for approximate kernels. The tolerance of a kernel is
-# never higher.
+# Maximum relative error of a verified result, for exact and for approximate kernels. No kernel has a higher tolerance.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
 # The limits of power as a share of the power limit. In logs, cards under load have shares of 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
 _MAX_CLOCK_SHARE = 1.02
-#: Two rows with fewer samples than this may have equal samples by chance, because logs have whole nanoseconds.
+#: Two rows with fewer samples than this may have equal samples by chance, because logs round to nanoseconds.
 MIN_DISTINCTIVE_SAMPLES = 5
 
 

@@ -56,7 +56,7 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
       within attention is attention.
     - ``operation``: matches operations without a ``caller`` rule. The innermost operation decides.
     - ``wrapper``: matches kernels that only launch another kernel, which is one of their template arguments. The class
-      applies only if no rule knows a template argument.
+      applies only if no rule matches any of the template arguments.
     - ``kernel``: matches a kernel's namespaces and function, without template arguments and parameters.
     - ``word``: matches whole words in the function of a kernel or of another library's operation. If no word of the
       function matches, the words of its namespaces are tried.
@@ -139,7 +139,8 @@ def compute_visible_and_hidden_seconds(
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
     While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. The visible
-    seconds of a class are those that count for it. Its hidden seconds are the others in which its events ran.
+    seconds of a class are those that count for it. In its hidden seconds its events ran too, but the time counts for
+    another class.
 
     ``intervals_by_class``: the intervals of the events of each class, as (start, end) in seconds.
     """

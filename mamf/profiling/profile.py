@@ -162,7 +162,7 @@ class Profile:
 
     @property
     def whole_seconds(self) -> float:
-        """Seconds of which shares are computed: the larger of ``seconds_without_profiler`` and ``busy_seconds``.
+        """Seconds that count as 100 % for shares: the larger of ``seconds_without_profiler`` and ``busy_seconds``.
 
         Busy time may be longer than the steps without the profiler, because the profiler slows kernels and operations.
         If only steps with the profiler were timed, idle time is an upper bound.

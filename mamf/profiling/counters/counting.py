@@ -45,7 +45,8 @@ class HardwareCounterStrategy(RowsStrategy):
 
 
 def find_rows_without_counters(rows: Sequence[Measurement], keys_with_counters: set[CountersKey]) -> list[Measurement]:
-    """Return the successful rows whose counters have not been read. Leave out reference rows, which mamf measures only
-    to compare other rows with them.
+    """Return the successful measurements whose counters have not been read.
+
+    Leave out reference measurements, with which mamf only compares other measurements.
     """
     return [row for row in rows if row.ok and not row.is_reference and make_counters_key(row) not in keys_with_counters]

@@ -255,7 +255,7 @@ class Bound:
     """What limits the speed of a launch.
 
     - ``limiter``: a part of the device, such as "tensor pipe", or "launch", "latency" or "unknown".
-    - ``evidence``: one line with the figures that show this.
+    - ``evidence``: one line with the figures that show what the limiter is.
     """
 
     limiter: str
@@ -332,7 +332,7 @@ def compute_busy_percent_by_part(kernel: DeviceKernelCounters) -> dict[str, floa
         get_percent(L2_PERCENT),
         get_percent(MEMORY_PIPES_PERCENT),
     )
-    # All traffic of device memory passes through the L2, so the L2 is busy whenever the memory is. Report the memory.
+    # All traffic of device memory passes through the L2, so the L2 is busy whenever the memory is: report the memory.
     is_memory_busy = dram is not None and dram >= MIN_BUSY_PERCENT
     specific_percents = {each for each in (tensor, dram, l2) if each is not None}
     return {
@@ -385,7 +385,7 @@ class Ncu:
         ]
 
     def read_kernel_counters(self, kernel: str, row: Measurement) -> LaunchCounters:
-        """Run ncu and return the counters of the kernel, problem and shape of a row.
+        """Run ncu and return the counters of the kernel, problem and shape of a measurement (``row``).
 
         ``kernel``: the kernel's name as the user gave it. If ncu fails, the result has a ``missing_reason`` and no
         counters. Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
@@ -433,9 +433,10 @@ def find_ncu(name: str | None) -> str:
 
 
 def explain_ncu_failure(output: str, error_output: str) -> str:
-    """Return one line that says why ncu read no counters: the program's last error and ncu's first error.
+    """Return one line that says why ncu read no counters: the first error of ncu and the last error of ``mamf run``,
+    which ncu started.
 
-    ``output``, ``error_output``: what ncu and the program wrote to stdout and stderr.
+    ``output``, ``error_output``: what ncu and ``mamf run`` wrote to stdout and stderr.
     """
     program_errors = [
         line for line in error_output.splitlines() if line.strip() and not line.startswith(_NCU_MESSAGE_PREFIX)

@@ -126,7 +126,7 @@ class Review:
 
 
 def review_log(path: Path, on_read: ReadProgressCallback | None = None) -> Review:
-    """Review a log by all rules. An unreadable log does not raise an error, but gets a finding that says why.
+    """Review a log by all rules. If the log is unreadable, add a finding that says why, and raise no error.
 
     ``on_read``: called with the number of bytes read, for a progress bar.
     """

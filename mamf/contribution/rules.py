@@ -46,9 +46,9 @@ _PLAIN_TEXT_PATTERN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # The limits of the memory that a device reports, as a share of its advertised memory: drivers reserve a part, and a
 # "GB" may mean a GiB.
 _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
-# A time in a log may be in the future by at most this, because the clock of the machine may have been wrong.
+# Maximum time by which a date in a log may be in the future, because the clock of a machine may be wrong.
 _MAX_TIME_AHEAD = timedelta(days=2)
-# The relative rounding error of rates, because logs store rates with six digits.
+# Maximum relative rounding error of the rates in a log, which have six digits.
 _RATE_ROUNDING_SHARE = 1.1e-5
 # The power in a log may differ from the recomputed power by this share: old logs contain the median power of repeated
 # measurements, but newer logs contain their total energy divided by their total time.
@@ -332,7 +332,7 @@ def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING
 
 
 def recompute_ceilings(reviewed_log: ReviewedLog) -> CeilingsByProblemAndRegime:
-    """Compute the ceilings of a log again from the measurements that confirm them, by problem and regime."""
+    """Compute the ceilings (highest rates) in a log again from the rows that confirm them, by problem and regime."""
     device = reviewed_log.header["device"]
     rows = keep_latest_rows(row for _, _, row in reviewed_log.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)

@@ -65,8 +65,8 @@ class DeviceRun:
     wait_for_others: Callable[[], bool] = lambda: True
 
     def measure_single_device_parts(self) -> None:
-        """Measure the parts that need only this device: its ceilings, bandwidth and copies to and from the host, and
-        verify results if ``verify_budget_seconds`` is set.
+        """Measure the parts that need only this device: its ceilings (highest matmul rates), bandwidth and copies to
+        and from the host. Verify results if ``verify_budget_seconds`` is set.
         """
         self._budget_end_time = self.backend.now() + self.budget_seconds
         for part in (*SINGLE_DEVICE_PARTS, VERIFY_PART) if self.verify_budget_seconds else SINGLE_DEVICE_PARTS:

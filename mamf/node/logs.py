@@ -198,7 +198,8 @@ def add_logs_to_device(
 def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice:
     """Return a copy of ``device`` with the name, uuid, figures and throttling from the log of a part.
 
-    The figures from a log of ``find`` are ceilings. Those from a log of another part are the best rates.
+    The figures from a log of ``find`` are ceilings (confirmed matmul rates). The figures from any other log are the
+    highest rates in the log.
     """
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])

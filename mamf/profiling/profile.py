@@ -37,7 +37,7 @@ _MAX_SHARE_WITHOUT_CEILING = 0.01
 _REPLACED_NAME_PART_PATTERN = re.compile(
     r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
 )
-#: A function that returns the matmul ceiling of a dtype from mamf's name of the dtype; None if the ceiling is unknown.
+#: A function that takes mamf's name of a dtype, and returns the highest known matmul rate in this dtype, or None.
 CeilingLookup = Callable[[str], Rate | None]
 
 

@@ -343,7 +343,7 @@ PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 #: The file formats of other tools in which mamf can write measured roofs (the highest rates of a device).
 ROOF_EXPORT_FORMATS = ("tracelens",)
 #: The share by which a row must be slower than its baseline to count as a regression.
-DEFAULT_REGRESSION_TOLERANCE = 0.01
+DEFAULT_COMPARISON_TOLERANCE = 0.01
 #: If a device of a shared run reports nothing for this many seconds, it counts as hung. The time is long because
 #: compiling a kernel can take minutes.
 MAX_SECONDS_WITHOUT_REPORT = 300.0

@@ -69,7 +69,7 @@ from mamf.logs.compared_rows import (
     list_compared_rows,
     make_pairing_fields,
 )
-from mamf.logs.judging import DEFAULT_MAX_ROUNDS, DEFAULT_REGRESSION_TOLERANCE, judge_pair
+from mamf.logs.judging import DEFAULT_GUARD_TOLERANCE, DEFAULT_MAX_ROUNDS, judge_pair
 from mamf.logs.legacy import read_legacy_or_none
 from mamf.logs.recording import make_plan_record
 from mamf.logs.run_log import RunLog, read_run_log
@@ -328,7 +328,7 @@ class Guards:
     """Guards of one card, of rows that nothing but their shape sets apart."""
 
     def __init__(
-        self, card: VisitScatter, rounds: int = DEFAULT_MAX_ROUNDS, tolerance: float = DEFAULT_REGRESSION_TOLERANCE
+        self, card: VisitScatter, rounds: int = DEFAULT_MAX_ROUNDS, tolerance: float = DEFAULT_GUARD_TOLERANCE
     ) -> None:
         self.card, self.tolerance, self.backend = card, tolerance, SimulatedBackend()
         self.shapes = tuple(AttentionShape(1, 16, 16, n, n, 128, 128) for n in range(512, 512 * (ROWS + 1), 512))

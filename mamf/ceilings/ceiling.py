@@ -49,8 +49,9 @@ Ceilings = Mapping[tuple[str, str], "Ceiling"]
 #: A row can reach more than 100 % of a ceiling, because the speed of the card may have changed since the ceiling was
 #: measured. A share above this limit means that the ceiling is wrong.
 MAX_SHARE_OF_CEILING = 1.1
-#: Reports mention that the speed of a card has drifted if the speed has changed by more than this share.
-MAX_DRIFT_SHARE = 0.01
+#: Reports mention that the speed of a card has drifted if the speed has changed by more than MAX_DRIFT_SHARE. If it has
+#: changed by more than MAX_COMPARABLE_DRIFT_SHARE, they also advise against comparing the row with others.
+MAX_DRIFT_SHARE, MAX_COMPARABLE_DRIFT_SHARE = 0.01, 0.1
 #: A candidate of a search for the ceiling: a shape and the name of a kernel.
 Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"

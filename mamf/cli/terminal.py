@@ -211,7 +211,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         "auto, the first accelerator",
     ),
     "--budget": SharedOption(
-        "time limit of the run, such as 90s or 5m; the first measurement always completes",
+        "time limit of the run, such as 90s or 5m; the first measurement always completes, and a measurement that "
+        "takes long to prepare can exceed the limit",
         "none",
         {"type": parse_duration, "metavar": "TIME"},
     ),

@@ -160,8 +160,8 @@ def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
 
 
 def _require_one_rate(name: str, devices: Sequence[DeviceModel], known_rates: Sequence[list[Rate]]) -> list[Rate]:
-    """Return the rates of the device that a name means. Raises UsageError if the name matches several devices whose
-    rates differ.
+    """Return the rates of the device that a name identifies. Raises UsageError if the name matches several devices
+    whose rates differ.
 
     ``known_rates``: the known rates of each of ``devices``.
     """

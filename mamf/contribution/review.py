@@ -126,7 +126,7 @@ class Review:
 
 
 def review_log(path: Path, on_read: ReadProgressCallback | None = None) -> Review:
-    """Review a log by all rules. An unreadable log does not raise an error, but gets a finding that says why.
+    """Review a log by all rules. If the log is unreadable, add a finding that says why, and raise no error.
 
     ``on_read``: called with the number of bytes read, for a progress bar.
     """
@@ -277,7 +277,7 @@ def make_reviews_document(reviews: Sequence[Review], named_paths: Container[Path
     folder would hide its errors.
     """
     names = ("rule", "level", "line", "message")
-    columns: list[Column[Review]] = [  # These columns are for JSON; people read the lines.
+    columns: list[Column[Review]] = [  # Only JSON shows these columns; the printed report shows the lines.
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.results_path and review.results_path.as_posix()),

@@ -46,22 +46,21 @@ _PLAIN_TEXT_PATTERN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # The limits of the memory that a device reports, as a share of its advertised memory: drivers reserve a part, and a
 # "GB" may mean a GiB.
 _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
-# A time in a log may be in the future by at most this, because the clock of the machine may have been wrong.
+# Maximum time by which a date in a log may be in the future, because the clock of a machine may be wrong.
 _MAX_TIME_AHEAD = timedelta(days=2)
-# The relative rounding error of rates, because logs store rates with six digits.
+# Maximum relative rounding error of the rates in a log, which have six digits.
 _RATE_ROUNDING_SHARE = 1.1e-5
 # The power in a log may differ from the recomputed power by this share: old logs contain the median power of repeated
 # measurements, but newer logs contain their total energy divided by their total time.
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# The highest relative error of a verified result, for exact and for approximate kernels. The tolerance of a kernel is
-# never higher.
+# Maximum relative error of a verified result, for exact and for approximate kernels. No kernel has a higher tolerance.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
 # The limits of power as a share of the power limit. In logs, cards under load have shares of 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
 _MAX_CLOCK_SHARE = 1.02
-#: Two rows with fewer samples than this may have equal samples by chance, because logs have whole nanoseconds.
+#: Two rows with fewer samples than this may have equal samples by chance, because logs round to nanoseconds.
 MIN_DISTINCTIVE_SAMPLES = 5
 
 
@@ -333,7 +332,7 @@ def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING
 
 
 def recompute_ceilings(reviewed_log: ReviewedLog) -> CeilingsByProblemAndRegime:
-    """Compute the ceilings of a log again from the measurements that confirm them, by problem and regime."""
+    """Compute the ceilings (highest rates) in a log again from the rows that confirm them, by problem and regime."""
     device = reviewed_log.header["device"]
     rows = keep_latest_rows(row for _, _, row in reviewed_log.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)

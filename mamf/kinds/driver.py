@@ -144,7 +144,7 @@ class Run(RunSetup):
     def _open_log(self) -> RunLogWriter:
         self.findings = [*run_machine_checks(self.backend), *self.advice]
         if self.resumed_log is not None:
-            self.resumed_log.writer.write_resume(
+            self.resumed_log.writer.write_resume_record(
                 self.resumed_log.log,
                 {
                     "tool": describe_mamf_version(),

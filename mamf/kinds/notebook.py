@@ -8,7 +8,7 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import Ceiling
-from mamf.errors import DEFAULT_REGRESSION_TOLERANCE
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind
 from mamf.logs.compare import Comparison
@@ -56,7 +56,7 @@ def _(ceiling: Ceiling) -> str:
 
 @render_html.register
 def _(comparison: Comparison) -> str:
-    return render_fragment(make_comparison_document(comparison, DEFAULT_REGRESSION_TOLERANCE))
+    return render_fragment(make_comparison_document(comparison, DEFAULT_COMPARISON_TOLERANCE))
 
 
 @render_html.register

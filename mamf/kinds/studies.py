@@ -91,6 +91,13 @@ class GuardKind(RunKind):
         return f"{GUARD} FILE.toml"
 
 
+#: If a run has a budget, each row of a pair of works takes at least this many seconds.
+_MIN_OVERLAP_ROW_SECONDS = 1.0
+#: How many times as long as a row a pair takes: mamf measures the matmul, the other work, and both at once, and loads
+#: the device for up to the same time before each of the three.
+_OVERLAP_ROWS_PER_PAIR = 6
+
+
 class OverlapKind(RunKind):
     """A kind of run that measures a matmul at the same time as other work, and how much each of them slows down."""
 
@@ -102,15 +109,11 @@ class OverlapKind(RunKind):
         from mamf.operations.overlap import WorkPairKernel
 
         plan = setup.plan
-        seconds, budget = plan.seconds or DEFAULT_ROW_SECONDS, plan.budget_seconds or math.inf
-        return OverlapStrategy(
-            setup.backend,
-            WorkPairKernel(),
-            list_overlap_pairs(setup.remaining_steps),
-            seconds,
-            budget,
-            setup.report_phase,
-        )
+        pairs, budget_seconds = list_overlap_pairs(setup.remaining_steps), plan.budget_seconds or math.inf
+        # Make the rows shorter if all pairs would not fit into the budget.
+        fitting_seconds = max(_MIN_OVERLAP_ROW_SECONDS, budget_seconds / (_OVERLAP_ROWS_PER_PAIR * max(1, len(pairs))))
+        row_seconds = plan.seconds or min(DEFAULT_ROW_SECONDS, fitting_seconds)
+        return OverlapStrategy(setup.backend, WorkPairKernel(), pairs, row_seconds, budget_seconds, setup.report_phase)
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         return make_overlap_document(log.measurements, log.header, log.summary, report_options.max_rows)
@@ -280,7 +283,7 @@ def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Differ
         )
         change = f", {format_rate(judged_claim.measured_row.rate or 0.0, unit)} here{cycles}: {change}"
     beyond = f" by more than {format_as_percent(judged_claim.tolerance)}" if judged_claim.is_slower else ""
-    device = ", on another device" if any(one.what == "device" for one in differences) else ""
+    device = ", on another device" if any(one.name == "device" for one in differences) else ""
     return (
         f"{judged_claim.verdict}{beyond}{device}: {_make_claim_label(judged_claim)}: "
         f"{format_rate(judged_claim.claim.rate, unit)} claimed{change}"

@@ -58,7 +58,7 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Copy a log of ``mamf find`` to the cache. For each ceiling that is not cached, yield the reason."""
+    """Copy a log of ``mamf find`` to the cache, once for each ceiling. Yield why a ceiling was not copied."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED_BACKEND:
@@ -71,7 +71,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     for regime, ceiling in log.ceilings.items():
         target = _build_cache_path(info, torch, ceiling.problem, regime)
         new, cached = _add_origin(ceiling, log, target), None
-        with contextlib.suppress(MamfError, OSError):  # A damaged file is replaced.
+        with contextlib.suppress(MamfError, OSError):  # The new log replaces a file that cannot be read.
             cached = _read_cached_ceiling(target, regime)
         if cached is None or _rank_for_cache(new) >= _rank_for_cache(cached):
             if target.is_symlink():
@@ -92,7 +92,8 @@ def _rank_for_cache(ceiling: Ceiling) -> tuple[bool, bool, str]:
     """Return the rank of a ceiling. Of two ceilings that would have the same file in the cache, mamf keeps the one with
     the higher rank.
 
-    Ranks compare first whether the interval is known, then whether the search was complete, then the date.
+    A ceiling whose interval is known has the higher rank. If this does not decide, a ceiling from a complete search
+    has the higher rank, and then the newer ceiling.
     """
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 
@@ -110,7 +111,7 @@ def _read_cached_ceiling(path: Path, regime: str) -> Ceiling | None:
 
 
 def find_cached_ceiling(info: DeviceInfo, problem: Any, regime: str) -> Ceiling | None:
-    """Find the cached ceiling of a device for the dtypes of a problem. Returns None if there is none.
+    """Find the cached ceiling of a device for the dtypes of a problem. Returns None if no such ceiling is cached.
 
     Raises RunLogError if the cached log is damaged.
     """

@@ -31,7 +31,7 @@ from typing import Any, Literal, get_args
 
 from mamf.backend import DeviceInfo, parse_sharing_ways
 from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
-from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, IncomparableError, LogMismatchError, UsageError
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, IncomparableError, LogMismatchError, UsageError
 from mamf.logs.compared_rows import (
     FALSE_ALARM_CHANCE,
     MAX_EXPONENT,
@@ -55,8 +55,8 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
-# The verdict is UNDECIDED if the probability that both intervals contain the true rates is below this value, which is
-# the probability with three samples on each side.
+# The verdict is UNDECIDED if the probability that both intervals contain the true rates is below this value. With three
+# samples on each side, the probability is equal to this value.
 MIN_INTERVAL_COVERAGE = 0.5
 # The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
 _NOMINAL_COVERAGE = 0.9 - 1e-9
@@ -133,7 +133,7 @@ class RowPair:
             self.ratio / factor, self.ratio * factor, confidence if coverage >= _NOMINAL_COVERAGE else coverage
         )
 
-    def decide_verdict(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> RowVerdict:
+    def decide_verdict(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> RowVerdict:
         """Decide whether B is faster than A: return SAME if the 90 % interval of the ratio is within the tolerance,
         FASTER or SLOWER if a difference of any size is certain, otherwise UNDECIDED.
         """
@@ -148,17 +148,17 @@ class RowPair:
             return "FASTER"
         return "SLOWER" if strict_interval.high < 1 else "UNDECIDED"
 
-    def is_too_short(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
+    def is_too_short(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether the row was measured for too short a time: its interval is wider than the tolerance, so its
         verdict cannot be SAME.
         """
         return self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE).half_width > tolerance * self.ratio
 
-    def is_regression(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
+    def is_regression(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether B is certainly slower than A (SLOWER), and by more than the tolerance."""
         return self.decide_verdict(tolerance) == "SLOWER" and self.ratio < 1 - tolerance
 
-    def flatten(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, Any]:
+    def make_table_row(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> dict[str, Any]:
         """Return the pair as one row of a table: its values by column. Rates are in TFLOPS unless there is a column
         ``unit``, which names their unit.
         """
@@ -196,8 +196,8 @@ class Comparison(NotebookTable):
     - ``log_paths``: the paths of all logs of each side, as the user gave them, because logs in different folders often
       have the same file name.
     - ``pairs``: the rows that both sides measured, from the slowest to the fastest in B.
-    - ``rows_only_in_a``, ``rows_only_in_b``: the rows that have a rate on this side only, each with the failed row of
-      the other side, if there is one.
+    - ``rows_only_in_a``, ``rows_only_in_b``: the rows that have a rate on one side only, each with the failed row of
+      the other side, or None if the other side did not measure the row.
     - ``ignored_differences``: the fields that pairing ignored, because their values differ between the logs.
     - ``noted_differences``: the differences in software and settings, which do not prevent a comparison.
     - ``forced_differences``: the differences that make the logs incomparable, if the user asked to compare the logs
@@ -222,25 +222,25 @@ class Comparison(NotebookTable):
         counts = ", ".join(f"{count} {verdict}" for verdict, count in self.count_verdicts().items() if count)
         return f"Comparison({self.log_paths[0]} against {self.log_paths[1]}: {counts})"
 
-    def rows(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[dict[str, Any]]:
+    def rows(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> list[dict[str, Any]]:
         """Return one mapping for each pair: its values by column, for ``pandas.DataFrame(comparison.rows())``."""
-        return [pair.flatten(tolerance) for pair in self.pairs]
+        return [pair.make_table_row(tolerance) for pair in self.pairs]
 
-    def count_verdicts(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> dict[str, int]:
+    def count_verdicts(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> dict[str, int]:
         """Return the number of rows for each verdict, including verdicts that no row has."""
-        found = Counter(pair.decide_verdict(tolerance) for pair in self.pairs)
-        return {verdict: found[verdict] for verdict in ROW_VERDICTS}
+        counts = Counter(pair.decide_verdict(tolerance) for pair in self.pairs)
+        return {verdict: counts[verdict] for verdict in ROW_VERDICTS}
 
     @property
     def geometric_mean_ratio(self) -> float:
         """The geometric mean of the ratio B/A over all pairs."""
         return geometric_mean(pair.ratio for pair in self.pairs)
 
-    def find_regressions(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> list[RowPair]:
+    def find_regressions(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> list[RowPair]:
         """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
-    def is_slower(self, tolerance: float = DEFAULT_REGRESSION_TOLERANCE) -> bool:
+    def is_slower(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether B is slower than A: a single row, or the pooled rows of a regime, are a regression."""
         return bool(self.find_regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.pooled_rows)
 
@@ -271,7 +271,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
             for each in find_setting_differences(side[0].header, log.header)
         ),
     ]
-    cards = [each for each in differences if each.is_of_card]
+    cards = [each for each in differences if each.is_card_difference]
     in_cycles = (
         bool(cards)
         and not anyway
@@ -279,7 +279,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     )
     if in_cycles:
         rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
-    forced = [each for each in differences if not (in_cycles and each.is_of_card)]
+    forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
         raise IncomparableError(
@@ -318,14 +318,14 @@ def add_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Co
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
     """Pair the rows of two comparable logs by their fields, and return the comparison, which may have no pair."""
-    # Ignore each field that has one value in all rows of A and another value in all rows of B: with this field, no row
-    # of A could be paired with a row of B.
+    # Ignore each field that has one value in all rows of A and another value in all rows of B. Otherwise no row of A
+    # could be paired with a row of B.
     ignored_differences = [
         each
         for each in find_field_differences(rows_a, rows_b, ignored_fields=("shape",))
-        if len(list_distinct_values(rows_a, each.what)) == len(list_distinct_values(rows_b, each.what)) == 1
+        if len(list_distinct_values(rows_a, each.name)) == len(list_distinct_values(rows_b, each.name)) == 1
     ]
-    ignored_names = {difference.what for difference in ignored_differences}
+    ignored_names = {difference.name for difference in ignored_differences}
     by_a, by_b = (
         {row.pairing_key: row for row in (row.copy_without_fields(ignored_names) for row in rows)}
         for rows in (rows_a, rows_b)
@@ -359,17 +359,17 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
 class Difference:
     """A difference between sides A and B.
 
-    - ``what``: the name of the setting or field that differs. ``a``, ``b``: its values on the two sides.
-    - ``is_of_card``: True if only the card differs. The cycles that kernels used can then still be compared.
+    - ``name``: the name of the setting or field that differs. ``a``, ``b``: its values on the two sides.
+    - ``is_card_difference``: True if only the card differs, so that the cycles that kernels used can be compared.
     """
 
-    what: str
+    name: str
     a: str
     b: str
-    is_of_card: bool = field(default=False, kw_only=True)
+    is_card_difference: bool = field(default=False, kw_only=True)
 
     def __str__(self) -> str:
-        return f"{self.what} {self.a} against {self.b}"
+        return f"{self.name} {self.a} against {self.b}"
 
 
 def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
@@ -382,28 +382,29 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     if kinds[0] != kinds[1]:
         raise IncomparableError(f"A measured {kinds[0]}, but B measured {kinds[1]}: compare logs of one operation")
     names = a["device"]["name"], b["device"]["name"]
-    found = [Difference("device", *names, is_of_card=not any(map(parse_sharing_ways, names)))]
+    differences = [Difference("device", *names, is_card_difference=not any(map(parse_sharing_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
-    if found[0].a == found[0].b and all(cards):
+    if names[0] == names[1] and all(cards):
         # Even two cards of one model are a difference, because their speeds differ by several percent.
-        found.append(Difference(f"card {found[0].a}", *map(str, cards), is_of_card=True))
+        differences.append(Difference(f"card {names[0]}", *map(str, cards), is_card_difference=True))
     if not is_compute_roof(kinds[0]):
-        # In burst, a kernel can be several times as fast with warm caches as with flushed ones.
-        found.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
-    return [each for each in found if each.a != each.b]
+        # In the burst regime, a kernel can be several times as fast with warm caches as with flushed caches.
+        differences.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
+    return [each for each in differences if each.a != each.b]
 
 
 def find_setting_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    """Find the differences between the software and the settings of two runs, from the headers of their logs. They do
-    not prevent a comparison, because often the user compares the runs to see the effect of these differences.
+    """Find the differences between the software and the settings of two runs, from the headers of their logs.
+
+    These differences do not prevent a comparison, because users often compare runs to see the effect of a difference.
     """
     return find_value_differences(list_run_settings(a), list_run_settings(b))
 
 
 def find_value_differences(a: Mapping[str, str], b: Mapping[str, str]) -> list[Difference]:
     """Find the values that differ between two mappings by name. A missing value counts as ``unknown``."""
-    found = (Difference(name, a.get(name, "unknown"), b.get(name, "unknown")) for name in dict.fromkeys([*a, *b]))
-    return [each for each in found if each.a != each.b]
+    pairs = (Difference(name, a.get(name, "unknown"), b.get(name, "unknown")) for name in dict.fromkeys([*a, *b]))
+    return [each for each in pairs if each.a != each.b]
 
 
 def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
@@ -418,7 +419,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
-        # Logs of ``mamf reproduce`` contain this name and its two values, so they must stay as they are.
+        # Do not change the name and the values of this setting, because logs of ``mamf reproduce`` contain them.
         "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),
@@ -428,7 +429,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
 
 
 def list_distinct_values(rows: Iterable[ComparedRow], name: str) -> list[object]:
-    """Return the distinct values of a field in these rows, in the order of the log."""
+    """Return the distinct values of a field of ``rows``, in the order of the log."""
     return list({row.pairing_fields[name]: None for row in rows if name in row.pairing_fields})
 
 
@@ -451,7 +452,8 @@ def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs
     """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
     several logs.
 
-    Raises UsageError for a log without a ceiling. Raises IncomparableError for logs of several cards unless ``anyway``.
+    Raises UsageError for a log without a ceiling, and IncomparableError for logs of several cards unless ``anyway`` is
+    true.
     """
     for log in logs:
         if not log.matmul_ceilings and not log.other_ceilings:
@@ -483,6 +485,6 @@ def require_logged_device(log: RunLog, logged_device: DeviceInfo, open_device: D
         for name in ("backend", "name", "uuid_hash", "compute_units", "driver", "versions")
     ]
     torch = log.header["environment"].get("packages", {}).get("torch")
-    for what, before, after in [*values, ("torch", torch, describe_environment()["packages"].get("torch"))]:
+    for name, before, after in [*values, ("torch", torch, describe_environment()["packages"].get("torch"))]:
         if before != after:
-            raise LogMismatchError(f"{log.path} was measured with {what} {before}, not {after}: start a new log")
+            raise LogMismatchError(f"{log.path} was measured with {name} {before}, not {after}: start a new log")

@@ -60,10 +60,9 @@ _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 _TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of Student's t distribution that match the tails of row errors (True: in the sustained regime).
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# In sustained, the power controller is in one of two states. This error is half the difference of their rates, 1.1 %.
-_POWER_STATE_ERROR = 0.0055
-# The common shift of all rows of a sustained run, as a share of the rate.
-_SUSTAINED_RUN_SHIFT = 0.0012
+# Half the difference of 1.1 % between the rates in the two states of the power controller in the sustained regime.
+_POWER_STATE_ERROR_SHARE = 0.0055
+_SUSTAINED_RUN_SHIFT_SHARE = 0.0012  # the shift that all rows of a sustained run have in common, relative to the rate
 
 
 def compute_error_between_runs(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
@@ -73,9 +72,9 @@ def compute_error_between_runs(error: FigureUncertainty, regime: str, measuremen
     between runs, so it is larger than the calibrated ``error`` of the rate.
     """
     is_sustained = regime == SUSTAINED
-    smallest = _POWER_STATE_ERROR / math.sqrt(measurement_count) if is_sustained else 1e-6
+    smallest = _POWER_STATE_ERROR_SHARE / math.sqrt(measurement_count) if is_sustained else 1e-6
     return FigureUncertainty(
-        common=max(error.common, _SUSTAINED_RUN_SHIFT) if is_sustained else error.common,
+        common=max(error.common, _SUSTAINED_RUN_SHIFT_SHARE) if is_sustained else error.common,
         own=min(max(error.own, smallest), 10.0),  # A manipulated log may contain any error.
         degrees=_ROW_DEGREES_OF_FREEDOM[is_sustained],
     )
@@ -111,7 +110,7 @@ def find_run_order(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunOrder:
 
 
 def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
-    """Return when a run started and ended, or the earliest time for both if its log does not say when."""
+    """Return when a run started and ended. If its log does not say this, return the earliest possible time for both."""
     try:
         begun = datetime.fromisoformat(log.header["started"]).astimezone(timezone.utc)
         return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
@@ -122,25 +121,26 @@ def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
 class PooledRows(NamedTuple):
     """All rows of one regime in a comparison, pooled to one ratio of the rates, B/A.
 
-    - ``rows``: the number of rows. ``ratio``: the weighted geometric mean of B/A over these rows.
-    - ``deviation``, ``degrees``: the standard deviation of the logarithm of the ratio, and its degrees of freedom.
-    - ``chance``: the chance of a false alarm.
-    - ``by_temperature``: the largest relative difference that the different temperatures of A and B may explain.
+    - ``ratio``: the weighted geometric mean of B/A over all rows. ``deviation``: the standard deviation of log(ratio).
+    - ``false_alarm_chance``: the chance that the comparison of equal runs finds a regression in this regime.
+    - ``temperature_effect``: the largest relative difference that the different temperatures of A and B may explain.
     """
 
     regime: str
-    rows: int
+    row_count: int
     ratio: float
     deviation: float
-    degrees: int
-    chance: float
-    by_temperature: float = 0.0
+    degrees_of_freedom: int
+    false_alarm_chance: float
+    temperature_effect: float = 0.0
 
     @property
     def interval(self) -> Interval:
-        """The interval of the ratio B/A. The true ratio is beyond each end with probability ``chance``."""
-        coverage = 1 - 2 * self.chance
-        half_width = compute_student_t_quantile(self.degrees, coverage) * self.deviation + self.by_temperature
+        """The interval of the ratio B/A. The true ratio is beyond each end with probability ``false_alarm_chance``."""
+        coverage = 1 - 2 * self.false_alarm_chance
+        half_width = (
+            compute_student_t_quantile(self.degrees_of_freedom, coverage) * self.deviation + self.temperature_effect
+        )
         factor = math.exp(min(half_width, MAX_EXPONENT))
         return Interval(self.ratio / factor, self.ratio * factor, coverage)
 
@@ -151,12 +151,14 @@ class PooledRows(NamedTuple):
     def compute_smallest_detectable_loss(self, tolerance: float) -> float:
         """Compute the smallest uniform loss of speed, as a share, that is detected with a probability of 95 %."""
         needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
-        return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees, 0.9) * self.deviation)
+        return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees_of_freedom, 0.9) * self.deviation)
 
-    def flatten(self, tolerance: float) -> dict[str, Any]:
-        """Return the fields, the ends of the interval and the verdict as named columns of one table row."""
+    def make_table_row(self, tolerance: float) -> dict[str, Any]:
+        """Return one row of a table, by column: the fields, the ends of the interval, and the verdict."""
         return {
-            **self._asdict(),
+            **dict(
+                zip(("regime", "rows", "ratio", "deviation", "degrees", "chance", "by_temperature"), self, strict=True)
+            ),
             "ratio_interval_low": self.interval.low,
             "ratio_interval_high": self.interval.high,
             "is_regression": self.is_regression(tolerance),
@@ -184,12 +186,11 @@ class RowChange(NamedTuple):
     temperature_effect: float = 0.0
 
 
-def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, chance: float) -> PooledRows:
-    """Pool the changes of all rows of a regime to one ratio, weighted by their inverse variances.
+def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, false_alarm_chance: float) -> PooledRows:
+    """Pool the changes of all rows of a regime to one ratio, weighted by the inverse variances of the rows.
 
-    ``chance``: the chance of a false alarm. The common shift of a run combines the calibrated shift and the spread of
-    equal runs of each side, weighted by degrees of freedom. If this spread is much larger than the calibrated shift,
-    only the spread counts.
+    The common shift of a run combines the calibrated shift and the spread of equal runs of each side, weighted by
+    degrees of freedom. If this spread is much larger than the calibrated shift, only the spread counts.
     """
     total = math.fsum(each.row_deviation**-2 for each in changes)
     weights = [each.row_deviation**-2 / total for each in changes]
@@ -212,17 +213,16 @@ def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, ch
     shift = run_order.shift_factor * math.sqrt((prior * common**2 + observed) / (prior + run_order.extra_run_count))
     return PooledRows(
         regime,
-        rows=len(changes),
+        row_count=len(changes),
         ratio=math.exp(math.fsum(weight * each.log_ratio for weight, each in zip(weights, changes, strict=True))),
         deviation=math.hypot(shift, total**-0.5),
-        degrees=prior + run_order.extra_run_count,
-        chance=chance,
-        by_temperature=max(each.temperature_effect for each in changes),
+        degrees_of_freedom=prior + run_order.extra_run_count,
+        false_alarm_chance=false_alarm_chance,
+        temperature_effect=max(each.temperature_effect for each in changes),
     )
 
 
-# Half the width of a 95 % interval of a normal distribution, in standard deviations.
-_NORMAL_95_HALF_WIDTH = 1.96
+_NORMAL_95_HALF_WIDTH = 1.96  # half the width of a 95 % interval of a normal distribution, in standard deviations
 #: The unit of a row whose rate was replaced by the share of the cycles of the compute units that its kernel used.
 CYCLES_UNIT = "% of cycles"
 #: The fields by which the rows of two logs are paired, by name: regime, the fields of the problem, shape and kernel.
@@ -336,7 +336,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     if log.part_logs and is_search_log(log):
         raise UsageError(f"{log.path} has a separate search for each device: compare the log of one device")
     if plan.kind == VERIFY:
-        raise UsageError(f"{log.path} is the log of a verification and has no rates to compare: use 'mamf show'")
+        raise UsageError(f"{log.path} is a log of 'mamf verify' and has no rates to compare: give another log")
     if plan.kind in (GUARD, REPRODUCE):
         return [combine_measurements(same) for same in group_by_step(rows).values()]
     if not is_search_log(log) or (plan.confirms_best_rows and not as_ceilings):
@@ -352,8 +352,8 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
 
 @functools.lru_cache(1024)  # A log has many rows but only a few problems.
 def get_problem_fields(problem: Any) -> PairingFields:
-    """Return the fields of a problem by which rows are paired, which are all except the seed of the data. For a forward
-    pass of attention, ``backward_count`` has its default value, because it concerns backward passes only.
+    """Return the fields of a problem by which rows are paired: all fields except the seed of the data. For a forward
+    pass of attention, ``backward_count`` has its default value, because this field concerns backward passes only.
     """
     if isinstance(problem, AttentionProblem) and not problem.has_backward:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
@@ -426,7 +426,7 @@ def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement
 
 def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
     """Combine the measurements of one step to one compared row. If the step was measured again (phase ``confirm``),
-    only the repetitions count. If any result was wrong, the row has the status ``wrong_result``.
+    the first measurement does not count. If any result was wrong, the row has the status ``wrong_result``.
     """
     wrong = [row for row in measurements if row.status == "wrong_result"]
     repeated = [row for row in measurements if row.phase == CONFIRM_PHASE]

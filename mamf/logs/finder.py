@@ -35,18 +35,18 @@ _UTF16_BYTE_ORDER_MARKS = (
 )  # PowerShell writes UTF-16 when it redirects output to a file.
 _TERMINAL_ESCAPE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]*[0-~])")
 _MARKDOWN_MARKUP = re.compile(r"^[ \t]*```.*$|^(?:> ?)+|^(?:\^C)+|\\(?=[*_|~])", re.MULTILINE)
-#: The end of a complete last line of a log. A line that was cut off may end in the middle of a number.
-_COMPLETE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
+#: Matches the end of the last line of a log if the line is complete. A line that was cut off may end inside a number.
+_COMPLETE_LINE_END = re.compile(r"(?:\)|TFLOPS|MHz|\dC|\d:\d\d:\d\d)\s*$")
 _SHAPE_GROUP = r"(?P<shape>\d{1,9}x\d{1,9}x\d{1,9})"
 _FIGURE_TEXT = r"(?:\d+(?:\.\d+)?|nan|inf)"
 _RUN_START = re.compile(r"^(?=.*Benchmark started on \d|\s*\*\* Node results \()", re.MULTILINE)
 
 
 def read_finder_logs(path: Path, on_read: ReadProgressCallback = lambda count: None) -> list[FinderRun]:
-    """Read all runs in a text or gzip file with the output of mamf-finder; usually there is one.
+    """Read all runs in a text or gzip file with the output of mamf-finder. Usually the file has one run.
 
-    Calls ``on_read`` with the number of characters of each part that it has read. Raises RunLogError for a file without
-    a run.
+    Calls ``on_read`` with the number of characters of each part that was read. Raises RunLogError for a file without a
+    run.
     """
     try:
         return parse_finder_runs(_read_finder_text(path), on_read)
@@ -61,20 +61,20 @@ def _read_finder_text(path: Path) -> str:
         if content.startswith(_GZIP_MAGIC):
             content = gzip.GzipFile(fileobj=io.BytesIO(content)).read(MAX_FINDER_LOG_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
-        raise RunLogError(f"cannot be read ({getattr(error, 'strerror', None) or error})") from None
+        raise RunLogError(f"the file cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if len(content) > MAX_FINDER_LOG_BYTES:
-        raise RunLogError(f"has more than {MAX_FINDER_LOG_BYTES >> 20} MiB, so it is not a log of mamf-finder")
+        raise RunLogError(f"a log of mamf-finder has at most {MAX_FINDER_LOG_BYTES >> 20} MiB: choose another file")
     return content.decode("utf-16" if content.startswith(_UTF16_BYTE_ORDER_MARKS) else "utf-8-sig", errors="replace")
 
 
 def parse_finder_runs(text: str, on_read: ReadProgressCallback = lambda count: None) -> list[FinderRun]:
     """Parse all runs in the output of mamf-finder.
 
-    Calls ``on_read`` with the number of characters of each part that it has parsed. Raises RunLogError for a text
-    without a run.
+    Calls ``on_read`` with the number of characters of each part that was parsed. Raises RunLogError for a text without
+    a run.
     """
     text = _MARKDOWN_MARKUP.sub("", _TERMINAL_ESCAPE.sub("", text.replace("\r\n", "\n").replace("\r", "\n")))
-    if not text.endswith("\n") and not _COMPLETE_END.search(text[-_MAX_LINE_LENGTH:]):
+    if not text.endswith("\n") and not _COMPLETE_LINE_END.search(text[-_MAX_LINE_LENGTH:]):
         text = text[: text.rfind("\n") + 1]
     remove_private_texts, runs = _make_private_text_remover(text), []
     for part in _RUN_START.split(text):
@@ -86,8 +86,8 @@ def parse_finder_runs(text: str, on_read: ReadProgressCallback = lambda count: N
         on_read(len(part))
     if not any(run.rows or run.best or run.tried is not None for run in runs):
         raise RunLogError(
-            "has no row or summary of mamf-finder 2 to 4: pass the text file "
-            "that mamf-finder wrote to its --output_file"
+            "the text has no row or summary of mamf-finder 2 to 4: pass the file that mamf-finder wrote to its "
+            "--output_file"
         )
     return runs
 
@@ -127,7 +127,7 @@ def _make_private_text_remover(text: str) -> Callable[[str], str]:
         (name for name in names if len(name) > 2 and name.lower() not in _PUBLIC_NAMES), key=len, reverse=True
     )
     pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, private)) or '(?!)'})(?!\w)")
-    return lambda string: _UUID.sub("<uuid>", pattern.sub(lambda found: names[found[0]], scrub_text(string)))
+    return lambda string: _UUID.sub("<uuid>", pattern.sub(lambda match: names[match[0]], scrub_text(string)))
 
 
 # -- parsing the summary that mamf-finder-all-gpus prints --------------------------------------------------------------
@@ -146,16 +146,16 @@ _NODE_LINE = re.compile(
 
 def _parse_node_run(text: str, remove_private_texts: Callable[[str], str]) -> FinderRun:
     lines = remove_private_texts(text).split("\n")
-    gpus = [found for line in lines if (found := _GPU_LINE.match(line))]
+    gpus = [match for line in lines if (match := _GPU_LINE.match(line))]
     best = {
-        found["name"]: ReportedFigures(
-            {found["name"]: float(found["value"])},
-            found["shape"],
+        match["name"]: ReportedFigures(
+            {match["name"]: float(match["value"])},
+            match["shape"],
             "confirm",
-            f"node, {found['which']}" if found["which"] else "node",
+            f"node, {match['which']}" if match["which"] else "node",
         )
         for line in lines
-        if (found := _NODE_LINE.match(line))
+        if (match := _NODE_LINE.match(line))
     }
     return FinderRun(
         version="v4-node",
@@ -190,7 +190,7 @@ _ROW_LINE = re.compile(
 )
 #: Expressions that match the rows of tables, each with the stage of mamf-finder that prints the table: ``scout`` (quick
 #: first measurements), ``screen`` or ``confirm``.
-_TABLE_LINES = (
+_TABLE_LINE_PATTERNS = (
     (
         "scout",
         re.compile(
@@ -216,8 +216,8 @@ _TABLE_LINES = (
 )
 _LOCK_IN_TITLE = re.compile(rf"MSMF lock-in: re-measuring {_SHAPE_GROUP}")
 _PHASE_TITLE = re.compile(r"^(?P<name>MSMF|MAMF) \(\w+\) confirm:|^(?P<other>Same-shape cross-check)")
-_CROSS_CHECK = "Same-shape cross-check"
-_TEMPERATURE = re.compile(r"^\s+(\d+)\s+drop")
+_CROSS_CHECK_TITLE = "Same-shape cross-check"
+_TEMPERATURE_COLUMN = re.compile(r"^\s+(\d+)\s+drop")
 _CONFIRM_FLAG = re.compile(r"\((base-clock[^)]*|best available[^)]*)\)|(?<=[\d%]\s)\s*([a-z][a-z ,-]*)$")
 _BEST_LINE = re.compile(
     rf"^\s*(?:(?P<statistic>mean|median|max):|(?P<name>MAMF|MSMF) \(max [^)]*\):)\s*(?:n/a|(?P<value>{_FIGURE_TEXT})"
@@ -228,7 +228,7 @@ _MEAN_LINE = re.compile(rf"(?P<name>arithmetic mean|geometric mean|geomean):\s*(
 _ELAPSED_TIME = re.compile(r"Elapsed time:\s*(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)")
 _REMARK_LINE = re.compile(r"WARNING: (.*(?:MAMF|MSMF).*)|(note: \d+ same-board sibling GPU\(s\) sat idle.*)")
 _IGNORED_LINE = re.compile(r"MSMF ignored|re-measuring|Legend: |cross-check|top peaks|need ≥|-> \d+ scouts")
-_FIGURE_LIKE = re.compile(r"\d TFLOPS|\d{1,9}x\d{1,9}x\d")
+_ANY_FIGURE = re.compile(r"\d TFLOPS|\d{1,9}x\d{1,9}x\d")
 
 _START_TIME = re.compile(r"Benchmark started on (\d{4}-\d\d-\d\d) (\d\d:\d\d:\d\d)")
 _SECTION_TITLE = re.compile(r"^\s*\*\* (?P<title>[A-Z][\w /]+):\s*(?P<value>.*)$")
@@ -247,8 +247,8 @@ def _parse_number(text: str | None) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _parse_sensor_readings(found: re.Match[str] | None) -> dict[str, Any]:
-    groups = found.groupdict() if found else {}
+def _parse_sensor_readings(match: re.Match[str] | None) -> dict[str, Any]:
+    groups = match.groupdict() if match else {}
     names = {"watts": "watts", "clock_mhz": "mhz", "celsius": "celsius"}
     return {name: _parse_number(groups.get(group)) for name, group in names.items()}
 
@@ -259,7 +259,7 @@ class _RunParser:
     def __init__(self, remove_private_texts: Callable[[str], str]) -> None:
         self._remove_private_texts = remove_private_texts
         self._section = ""
-        self._confirmed_ceiling = ""  # The ceiling that the current table confirms: MAMF or MSMF.
+        self._confirmed_ceiling = ""  # the ceiling whose confirming measurements the current table has: MAMF or MSMF
         self._lock_in_shape = ""
         self._is_reduction_second = False
         self._header_and_summary: dict[str, Any] = {"device_properties": {}, "software": {}}
@@ -279,8 +279,8 @@ class _RunParser:
                 and not self._read_header_line(line)
             ):
                 self._unmatched_count += bool(
-                    _FIGURE_LIKE.search(line)
-                    and self._confirmed_ceiling != _CROSS_CHECK
+                    _ANY_FIGURE.search(line)
+                    and self._confirmed_ceiling != _CROSS_CHECK_TITLE
                     and not _IGNORED_LINE.search(line)
                 )
         is_staged, has_confirmed_ceiling = (
@@ -333,36 +333,36 @@ class _RunParser:
         """Collect the figures of a line that is a row or belongs to the summary. Return False for any other line."""
         if row := _ROW_LINE.search(line):
             return self._read_row(row)
-        for stage, pattern in _TABLE_LINES:
-            if found := pattern.match(line):
-                self._read_table_row(stage, found)
+        for stage, pattern in _TABLE_LINE_PATTERNS:
+            if match := pattern.match(line):
+                self._read_table_row(stage, match)
                 return True
         return self._read_summary_line(line)
 
-    def _read_row(self, found: re.Match[str]) -> bool:
+    def _read_row(self, match: re.Match[str]) -> bool:
         """Collect the figures of a row in the format of version 2, which early releases of version 4 also used for
         their quick first measurements (scouts).
 
         Return whether the line is such a row. Return False for a row of version 1, which mamf does not import.
         """
-        printed = _NAMED_FIGURE.findall(found["figures"])
+        printed = _NAMED_FIGURE.findall(match["figures"])
         if len(printed) < 3:  # Only version 1 prints fewer figures. mamf does not import it.
             return False
         self._is_reduction_second |= printed[0][1] == "max"
-        tag = (found["tag"] or "").strip()
-        telemetry = _SENSOR_READINGS.search(found["rest"])
+        tag = (match["tag"] or "").strip()
+        telemetry = _SENSOR_READINGS.search(match["rest"])
         row = ReportedFigures(
             {_STATISTIC_BY_LABEL[name]: value for text, name in printed if (value := _parse_number(text)) is not None},
             stage="scout" if tag or telemetry else "",
-            remarks=tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in found["rest"] else "") if remark),
+            remarks=tuple(remark for remark in (tag, "SUSPECT" if "SUSPECT" in match["rest"] else "") if remark),
             **_parse_sensor_readings(telemetry),
         )
-        self._rows.append((found["shape"], row))
+        self._rows.append((match["shape"], row))
         return True
 
-    def _read_table_row(self, stage: str, found: re.Match[str]) -> None:
-        groups, rest = found.groupdict(), found["rest"] or ""
-        if "<-" in rest:  # The line repeats the best figure of a phase, which already has a row.
+    def _read_table_row(self, stage: str, match: re.Match[str]) -> None:
+        groups, rest = match.groupdict(), match["rest"] or ""
+        if "<-" in rest:  # The line repeats the best figure of a table, for which an earlier line made a row.
             return
         if stage != "confirm":
             figures = {
@@ -370,7 +370,7 @@ class _RunParser:
                 for name in _STATISTIC_BY_LABEL.values()
                 if (value := _parse_number(groups.get(name))) is not None
             }
-            self._rows.append((found["shape"], ReportedFigures(figures, stage=stage, **_parse_sensor_readings(found))))
+            self._rows.append((match["shape"], ReportedFigures(figures, stage=stage, **_parse_sensor_readings(match))))
             return
         name = groups.get("name") or self._confirmed_ceiling
         if not name:
@@ -379,20 +379,20 @@ class _RunParser:
         flag = next(filter(None, (match[1] or match[2] for match in _CONFIRM_FLAG.finditer(rest))), "")
         is_lock_in = "shape" not in groups
         telemetry = _parse_sensor_readings(
-            found if "watts" in groups else _SENSOR_READINGS.search(rest.partition("(")[0])
+            match if "watts" in groups else _SENSOR_READINGS.search(rest.partition("(")[0])
         )
-        if celsius := _TEMPERATURE.search(rest):
+        if celsius := _TEMPERATURE_COLUMN.search(rest):
             telemetry["celsius"] = float(celsius[1])
-        figure = _parse_number(found["headline"])
+        figure = _parse_number(match["headline"])
         row = ReportedFigures(
             {} if figure is None else {name: figure},
-            # A figure with the flag ``rank`` was measured for only a second, to choose what to confirm. This is the
-            # stage ``screen``.
+            # mamf-finder measures a figure with the flag ``rank`` for only a second, to choose what to confirm. This
+            # is its stage ``screen``.
             stage="screen" if flag == "rank" else "confirm",
             remarks=tuple(filter(None, (flag, "lock-in" if is_lock_in else ""))),
             **telemetry,
         )
-        self._rows.append((self._lock_in_shape if is_lock_in else found["shape"], row))
+        self._rows.append((self._lock_in_shape if is_lock_in else match["shape"], row))
 
     def _read_summary_line(self, line: str) -> bool:
         if phase := _PHASE_TITLE.match(line):
@@ -414,12 +414,12 @@ class _RunParser:
             self._remarks.append(self._remove_private_texts(remark[1] or remark[2]))
         return bool(phase or locked or tried or mean or elapsed or remark)
 
-    def _read_best_figure(self, found: re.Match[str]) -> None:
-        self._is_reduction_second |= found["label"] == "MxKxN"
-        name, value = found["name"] or _STATISTIC_BY_LABEL[found["statistic"]], _parse_number(found["value"])
-        if value is not None and found["shape"]:
-            row = ReportedFigures({name: value}, **_parse_sensor_readings(_SENSOR_READINGS.search(found["rest"])))
-            self._best[name] = found["shape"], row
+    def _read_best_figure(self, match: re.Match[str]) -> None:
+        self._is_reduction_second |= match["label"] == "MxKxN"
+        name, value = match["name"] or _STATISTIC_BY_LABEL[match["statistic"]], _parse_number(match["value"])
+        if value is not None and match["shape"]:
+            row = ReportedFigures({name: value}, **_parse_sensor_readings(_SENSOR_READINGS.search(match["rest"])))
+            self._best[name] = match["shape"], row
 
     # -- parsing the header --------------------------------------------------------------------------------------------
 
@@ -442,7 +442,7 @@ class _RunParser:
         if self._section == "Command line":
             known.setdefault("command", self._remove_private_texts(line))
         elif self._section == "Platform/Device info":
-            self._section = "Device"  # The first line describes the platform, the next lines describe the device.
+            self._section = "Device"  # The first line of the section describes the platform, later lines the device.
         elif self._section == "Device":
             self._read_device_line(value)
         elif self._section == "Critical software versions":

@@ -49,7 +49,7 @@ from mamf.plans import COMMON_REGIMES, Claim, ReproduceOptions
 
 # -- judging the rows of mamf guard ------------------------------------------------------------------------------------
 
-DEFAULT_REGRESSION_TOLERANCE = 0.02
+DEFAULT_GUARD_TOLERANCE = 0.02
 DEFAULT_MAX_ROUNDS = 9
 
 
@@ -66,7 +66,7 @@ class GuardFileKeys(Struct, kw_only=True):
     shapes: list[str]
     baseline: str = ""
     regimes: tuple[str, ...] = COMMON_REGIMES[:1]
-    tolerance: Any = DEFAULT_REGRESSION_TOLERANCE
+    tolerance: Any = DEFAULT_GUARD_TOLERANCE
     rounds: int = DEFAULT_MAX_ROUNDS
     precision: Any = None
     time_limit: Any = None
@@ -75,14 +75,15 @@ class GuardFileKeys(Struct, kw_only=True):
     problem: FieldValues = field(default_factory=dict)
 
 
-# A row is measured again if its first measurement is slower than the baseline by this share of the tolerance. The
-# share is below 1, because a single measurement may be a percent faster than the average of many.
+# A row is measured again if its first measurement is slower than the baseline by more than this share of the tolerance.
+# The share is below 1, because a single measurement may be a percent faster than the average of many measurements.
 _REPETITION_LOSS_SHARE = 0.5
-# A row counts as failed after this many failures. A single failure may be transient, so the row is measured again.
+# Number of failed measurements after which a row counts as failed. After fewer failures, the row is measured again,
+# because the cause may be transient.
 _MAX_FAILURES = 2
 
 #: The outcomes of a row of ``mamf guard``, worst first. ``failed``: the baseline has a rate, but this row has none.
-#: ``regression``: the row is slower than the baseline. The guard fails if a row has one of these two outcomes.
+#: ``regression``: the row is slower than the baseline. ``mamf guard`` fails if a row has one of these two outcomes.
 #: ``undecided``: the row is too noisy for the tolerance or was repeated too rarely. ``new``: the row is not in the
 #: baseline.
 GuardOutcome = Literal["failed", "regression", "undecided", "new", "ok"]
@@ -145,8 +146,8 @@ class GuardResult:
 
     def count_outcomes(self) -> dict[GuardOutcome, int]:
         """Return the number of rows for each outcome, including outcomes that no row has."""
-        found = [row.outcome for row in self.rows]
-        return {outcome: found.count(outcome) for outcome in GUARD_OUTCOMES}
+        outcomes = [row.outcome for row in self.rows]
+        return {outcome: outcomes.count(outcome) for outcome in GUARD_OUTCOMES}
 
     @property
     def has_failed(self) -> bool:
@@ -166,21 +167,21 @@ def judge_guard_log(
     ``cycles``, as in COMPARED_FIGURES.
     """
     comparison = pair_rows(baseline, log, *(list_guarded_rows(each, compared_figure) for each in (baseline, log)))
-    found = [
+    judged_rows = [
         *(JudgedRow(pair.b, judge_pair(pair, tolerance), pair) for pair in comparison.pairs),
         *(JudgedRow(now, "failed") for _, now in comparison.rows_only_in_a if now is not None),
         *(JudgedRow(now, "new") for now, _ in comparison.rows_only_in_b),
     ]
-    found.sort(key=lambda row: GUARD_OUTCOMES.index(row.outcome))  # worst first
-    ended = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
-    return GuardResult(comparison, tuple(found), tolerance, ended)
+    judged_rows.sort(key=lambda row: GUARD_OUTCOMES.index(row.outcome))  # worst first
+    unfinished_reason = "" if log.tier == "complete" else (log.summary or {}).get("reason") or "it was killed"
+    return GuardResult(comparison, tuple(judged_rows), tolerance, unfinished_reason)
 
 
 def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
-    """Return the outcome of a row that both logs have. It is ``regression`` if the row is slower than its baseline with
-    95 % confidence, and by more than the tolerance.
+    """Return the outcome of a row that both logs have: ``regression`` if the row is slower than its baseline with 95 %
+    confidence, and by more than the tolerance.
 
-    A slower row is ``undecided`` until it has been measured again MIN_CONFIRMING_ROUNDS times.
+    A slower row is ``undecided`` until it was measured again MIN_CONFIRMING_ROUNDS times.
     """
     if is_interval_too_wide(pair, tolerance):
         return "undecided"
@@ -199,7 +200,7 @@ def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
 def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
     """Find the rows whose 95 % interval is wider than the tolerance allows.
 
-    Returns half the width of each interval, as a share of the rate, with its row; the widest first.
+    Returns pairs of half the width of the interval, as a share of the rate, and the row. The widest interval is first.
     """
     known = [
         (each.interval.half_width / each.rate, each) for each in list_compared_rows(log) if each.rate and each.interval
@@ -210,8 +211,8 @@ def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, Compared
 # -- making and judging claims -----------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
-#: The verdict on a claim, by the verdict of comparing the claimed rate with the measured one.
-_VERDICT_ON_CLAIM = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
+#: The verdict on a claim, by the verdict of the comparison of the claimed rate with the measured rate.
+_CLAIM_VERDICT_BY_ROW_VERDICT = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
 # _NORMAL_95_HALF_WIDTH: half the width of a 95 % interval of a normal distribution, in standard deviations.
 # _SAME_CLOCK_TOLERANCE: the largest relative difference of two clocks that count as equal.
 _NORMAL_95_HALF_WIDTH, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
@@ -264,7 +265,7 @@ class JudgedClaim:
     - ``measured_row``: the measured row; None if mamf did not try to measure it.
     - ``pair``: the claim and the measured row; None if the measured row has no rate. If the claim was measured on
       another card and the cycles used are known for both cards, the pair compares cycles.
-    - ``clock_hz``: the clock during the measurement here; None if it is unknown.
+    - ``clock_hz``: the clock during the measurement on this device; None if it is unknown.
     """
 
     claim: Claim
@@ -275,12 +276,16 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> str:
-        return NOT_MEASURED if self.pair is None else _VERDICT_ON_CLAIM[self.pair.decide_verdict(self.tolerance)]
+        return (
+            NOT_MEASURED
+            if self.pair is None
+            else _CLAIM_VERDICT_BY_ROW_VERDICT[self.pair.decide_verdict(self.tolerance)]
+        )
 
     @property
     def used_cycle_shares(self) -> tuple[float | None, float | None]:
-        """The share of the cycles that the kernel used in the claim, and the share that it used here. Both are None
-        unless ``pair`` compares cycles.
+        """The share of the cycles that the kernel used in the claim, and the share that it used on this device. Both
+        are None unless ``pair`` compares cycles.
         """
         if self.measured_row is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
             return None, None
@@ -288,7 +293,7 @@ class JudgedClaim:
 
     @property
     def is_slower(self) -> bool:
-        """Whether the kernel is certainly slower here than in the claim, and by more than the tolerance."""
+        """Whether the kernel is certainly slower on this device than in the claim, and by more than the tolerance."""
         return self.pair is not None and self.pair.is_regression(self.tolerance)
 
 

@@ -32,7 +32,7 @@ from mamf.machine.privacy import scrub_record, scrub_text
 
 LEGACY_TIER = "legacy"
 #: The names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF (in burst) and
-#: MSMF (sustained). ``stated`` is the figure of version 1, which does not say which statistic it is.
+#: MSMF (sustained). ``stated`` is the figure of version 1, which does not say which statistic it prints.
 FINDER_STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 

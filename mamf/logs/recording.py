@@ -137,7 +137,7 @@ PlanOptions = _declare_struct(
 
 
 #: The types of the fields of a plan in a log, by name.
-_PLAN_FIELDS = {
+_PLAN_FIELD_TYPES = {
     _KIND_FIELD: str,
     **_allow_missing_fields(
         Plan,
@@ -150,8 +150,8 @@ _PLAN_FIELDS = {
     "options": PlanOptions | Missing,
 }
 #: The plan of a search for ceilings that a run does before its own measurements. This plan contains no other searches.
-SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELDS, "searches": list[dict[str, Any]] | Missing})
-PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELDS, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
+SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELD_TYPES, "searches": list[dict[str, Any]] | Missing})
+PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELD_TYPES, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
 
 class HeaderRecord(Struct, kw_only=True):
@@ -268,11 +268,11 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     """Estimate the overhead of the timer again, and check whether the card became shared during the run, for example by
     another process. Returns fields of the summary.
 
-    Leaves out the overhead if none was subtracted from any row, and the sharing if the card is shared as before. May
-    leave out both if the device has failed.
+    Leaves out the overhead if it was not subtracted from any row, and the sharing if the card is shared as before the
+    run. May leave out both if the device has failed.
     """
     fields: dict[str, Any] = {}
-    with suppress(Exception):  # The device failed, and the run has already ended for that reason.
+    with suppress(Exception):  # If the device fails here, the run has already ended for that reason.
         if any(row.timer_overhead for row in rows) and (after := backend.estimate_timer_overhead()) is not None:
             fields["timer_overhead_after_seconds"] = round(after, 9)
         if new := [way for way in backend.find_sharing() if way not in parse_sharing_ways(backend.info.name)]:
@@ -297,7 +297,7 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
 
 
 def make_plan_record(plan: Plan) -> dict[str, Any]:
-    """Convert a plan to the JSON values of the header. Shapes become the text that their operation prints."""
+    """Convert a plan to the JSON values of the header. Shapes become text, as their operation prints them."""
     operation = get_operation(plan.operation)
     options = _convert_to_json(plan.options, operation) or {}
     return {
@@ -344,14 +344,16 @@ def read_plan_record(record: Mapping[str, Any]) -> Plan:
 
 
 def _convert_from_json(value: Any, plan_type: Any, operation: AnyOperation) -> Any:
-    """Convert a JSON value to a value of the type ``plan_type``. ``operation`` reads the shapes and problems in it."""
+    """Convert a JSON value to a value of the type ``plan_type``. ``operation``: reads the shapes and problems in the
+    JSON value.
+    """
     if plan_type == Shape:
         return value if isinstance(operation, UnknownOperation) else operation.parse_shape(value)
     if plan_type == Problem:
         return operation.read_problem_record(value)
     if plan_type is Plan:
         return read_plan_record(value)
-    if plan_type is float:  # JSON has no infinity, so a log has None for it.
+    if plan_type is float:  # JSON has no infinity, so a log has None in its place.
         return math.inf if value is None else value
     if get_origin(plan_type) in (Union, types.UnionType):
         return None if value is None else _convert_from_json(value, get_args(plan_type)[0], operation)

@@ -206,7 +206,8 @@ STRUCT_BY_RECORD: Mapping[str, type] = {
 def read_record(record: object, record_type: type[RecordT], prefix: str = "") -> RecordT:
     """Convert the JSON values of a record to a struct or dataclass of the type ``record_type``.
 
-    Raises a ValueError that names the first wrong field. ``prefix``: a text that the message puts before this name.
+    Raises a ValueError that names the first wrong field. ``prefix``: a text that the message puts before the name of
+    this field.
     """
     try:
         return msgspec.convert(record, record_type)
@@ -328,8 +329,8 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
 
 
 def round_to_six_digits(value: float) -> float:
-    """Round a rate to six significant digits. A fixed number of decimals would not do, because a CPU may reach only a
-    few thousandths of a TFLOPS.
+    """Round a rate to six significant digits. A fixed number of decimals would be too coarse for slow devices, because
+    a CPU may reach only a few thousandths of a TFLOPS.
     """
     return float(f"{value:.6g}")
 

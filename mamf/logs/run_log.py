@@ -41,10 +41,11 @@ ReadProgressCallback = Callable[[int], object]
 
 
 def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Iterator[bytes]:
-    """Yield the complete lines of a file, each without its newline, and call ``on_read`` with the bytes of each line.
+    """Yield the complete lines of a file, each without its newline, and call ``on_read`` with the size of each line in
+    bytes.
 
-    Raises RunLogError for a file without a complete line, and for a file or line that is longer than a log may be. Also
-    raises it if the path is not a regular file, because reading a pipe or a device may never end.
+    Raises RunLogError for a file without a complete line, for a file or line that is longer than a log may be, and for
+    a path that is not a regular file, because reading a pipe or a device may never end.
     """
     is_empty = True
     try:
@@ -57,7 +58,8 @@ def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Itera
             for line in iter(lambda: file.readline(MAX_LOG_LINE_BYTES + 1), b""):
                 if len(line) > MAX_LOG_LINE_BYTES:
                     raise RunLogError(
-                        f"{path} is not a run log: it has a line of more than {MAX_LOG_LINE_BYTES >> 20} MiB"
+                        f"{path} has a line of more than {MAX_LOG_LINE_BYTES >> 20} MiB, so it is not a run log: "
+                        "choose another file"
                     )
                 if line.endswith(b"\n"):
                     is_empty = False
@@ -69,7 +71,7 @@ def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Itera
         raise RunLogError(f"cannot read {path}: {error.strerror}{folder}") from None
     if is_empty:
         raise RunLogError(
-            f"{path} has no complete line: it is not a run log, or its run was killed before it wrote one"
+            f"{path} has no complete line, so it is not a run log, or its run was killed at its start: give another log"
         )
 
 
@@ -94,8 +96,8 @@ def parse_record(line: bytes) -> dict[str, Any]:
         try:
             record = msgspec.json.decode(text)
         except msgspec.DecodeError:
-            # If a command line was not valid UTF-8, its log contains lone surrogates. msgspec rejects them, but json
-            # accepts them.
+            # If a command line was not valid UTF-8, its log contains lone surrogates. json accepts them, but msgspec
+            # does not.
             record = json.loads(text.decode())
             json.dumps(record, allow_nan=False)  # Raises ValueError for NaN and infinity.
     except ValueError:
@@ -131,8 +133,8 @@ MALFORMED_LOG_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError,
 #: Ceilings by problem and regime, for operations other than matmul.
 CeilingsByProblemAndRegime = dict[tuple[Any, str], Ceiling]
 
-#: For each ``tier`` of logs that ``read_run_log`` does not read, because they have no samples: the message that says
-#: which commands read such a log.
+#: The logs that ``read_run_log`` does not read, because they have no samples. By the ``tier`` in the header of such a
+#: log, the message that says which commands read the log.
 _UNREADABLE_TIERS = {
     "legacy": (
         "this is an imported log of mamf-finder, which has no samples: only 'mamf show', 'compare', 'plot', 'report' "
@@ -258,14 +260,15 @@ def describe_error(error: Exception) -> str:
 
 
 def explain_unreadable_schema(path: Path, schema: object) -> str:
-    """Explain in one line why this version of mamf cannot read a log with this schema version. Returns an empty string
-    if mamf can read it.
+    """Explain in one line why this version of mamf cannot read a log of the version ``schema`` of the log format.
+    Returns an empty string if mamf can read the log.
     """
     if type(schema) is int and schema == SCHEMA_VERSION:
         return ""
     if type(schema) is int and 0 < schema < SCHEMA_VERSION:
         return (
-            f"{path} has schema {schema}, not {SCHEMA_VERSION}: mamf 0.2 is the last release that reads or converts it"
+            f"{path} has schema {schema}, not {SCHEMA_VERSION}: read or convert it with mamf 0.2, the last release "
+            "that can"
         )
     return f"{path}, line 1: the log has schema {schema}, but this mamf reads schema {SCHEMA_VERSION}: upgrade mamf"
 
@@ -273,7 +276,7 @@ def explain_unreadable_schema(path: Path, schema: object) -> str:
 def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
     header = record.copy()
     if header["record"] != "header":
-        raise RunLogError(f"{path}, line 1: the first record is not a header")
+        raise RunLogError(f"{path}, line 1: the first record of a run log must be a header: choose another file")
     if why := explain_unreadable_schema(path, header.get("schema")):
         raise RunLogError(why)
     try:
@@ -323,7 +326,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the fields of a record as one flat mapping, with names such as ``shape.m`` and ``tflops.median``."""
+    """Return the fields of a record, and of the objects in it, in one mapping with names such as ``tflops.median``."""
     flat_fields: dict[str, Any] = {}
     for name, value in record.items():
         is_nested = isinstance(value, Mapping)
@@ -339,7 +342,9 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """
     latest_rows: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
-        device = row.device if row.phase else None  # Rows with a phase are from a search, which every device runs.
+        device = (
+            row.device if row.phase else None
+        )  # Rows with a phase are from a search, which each device runs itself.
         key = number if row.is_reference else (row.step, row.phase, row.round, device)
         latest_rows.pop(key, None)
         latest_rows[key] = row
@@ -347,8 +352,8 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the header of a log. If the summary says that the card was shared after the run, the name of the device
-    in the returned header says so too.
+    """Return the header of a log. If the summary says that the card became shared during the run, add this to the name
+    of the device in the header.
     """
     if not summary or not summary.get("shared_after"):
         return header
@@ -365,7 +370,7 @@ class DeviceSpeed(NamedTuple):
     """The speed of one device relative to the first device of the run.
 
     - ``relative_speed``: the rate of the device divided by the rate of the first device, both on a reference kernel.
-    - ``half_width``: half the width of the interval of ``relative_speed``, as a share of it.
+    - ``half_width``: half the width of the interval of ``relative_speed``, as a share of ``relative_speed``.
     - ``reference_work``: the FLOP or bytes of one launch of the reference kernel.
     """
 
@@ -377,9 +382,9 @@ class DeviceSpeed(NamedTuple):
         """Compute half the width of the interval of ``relative_speed`` for a launch of ``work`` FLOP or bytes, which
         may be less than the work of the reference kernel.
 
-        The result is larger for less work, because devices may differ less in short launches. Four H200 that differ by
-        2.5 % at 343 GFLOP differ by 1.8 % at 137, by 1.3 % at 69, and not at all below 34, where all have the same
-        clock.
+        The result is larger for less work, because devices may differ less in short launches. For example, the rates of
+        four H200 differ by 2.5 % in launches of 343 GFLOP, by 1.8 % at 137 GFLOP, by 1.3 % at 69 GFLOP, and not at all
+        below 34 GFLOP, where all four have the same clock.
         """
         return self.half_width + abs(math.log(self.relative_speed)) * max(0.0, 1 - work / self.reference_work)
 
@@ -399,13 +404,13 @@ def compute_device_speeds(rows: Sequence[Measurement]) -> DeviceSpeeds:
     pairs = [(get_speed_context(row), row) for row in rows if row.device is not None]
     references = group_pairs(pair for pair in pairs if pair[1].is_reference and pair[1].ok)
     searches = group_pairs(pair for pair in pairs if pair[1].phase in (CHOOSE_PHASE, CONFIRM_PHASE))
-    found = {context: _compute_speeds_by_reference(same) for context, same in references.items()}
+    speeds = {context: _compute_speeds_by_reference(same) for context, same in references.items()}
     for context, same in searches.items():
         by_device = group_pairs((row.device, row) for row in same if row.device is not None)
         ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
-        if context in found and ceilings.keys() >= found[context].keys():
-            found[context] = _compute_speeds_by_ceilings(ceilings)
-    return found
+        if context in speeds and ceilings.keys() >= speeds[context].keys():
+            speeds[context] = _compute_speeds_by_ceilings(ceilings)
+    return speeds
 
 
 def _compute_speeds_by_ceilings(ceilings: Mapping[int, Ceiling]) -> dict[int, DeviceSpeed]:
@@ -439,20 +444,22 @@ def _compute_speeds_by_reference(rows: Iterable[Measurement]) -> dict[int, Devic
     return speeds
 
 
-def _compute_speed(own_rows: Sequence[Measurement], rows_of_first: Sequence[Measurement]) -> DeviceSpeed:
-    if own_rows is rows_of_first:
-        return DeviceSpeed(1.0, 0.0, own_rows[0].amount)
-    rate, of_first = (median(row.best_rate for row in measurements) for measurements in (own_rows, rows_of_first))
+def _compute_speed(device_rows: Sequence[Measurement], first_device_rows: Sequence[Measurement]) -> DeviceSpeed:
+    if device_rows is first_device_rows:
+        return DeviceSpeed(1.0, 0.0, device_rows[0].amount)
+    rate, first_device_rate = (
+        median(row.best_rate for row in measurements) for measurements in (device_rows, first_device_rows)
+    )
     return DeviceSpeed(
-        rate / of_first,
-        math.hypot(_compute_combined_half_width(own_rows), _compute_combined_half_width(rows_of_first)),
-        own_rows[0].amount,
+        rate / first_device_rate,
+        math.hypot(_compute_combined_half_width(device_rows), _compute_combined_half_width(first_device_rows)),
+        device_rows[0].amount,
     )
 
 
 def _compute_combined_half_width(measurements: Sequence[Measurement]) -> float:
-    """Compute half the width of the combined interval of several measurements of one kernel on one shape, as a share of
-    its rate.
+    """Combine several measurements of one kernel on one shape. Returns half the width of the interval of the combined
+    rate, as a share of this rate.
     """
     if len(measurements) == 1:
         return measurements[0].relative_half_width

@@ -21,7 +21,7 @@ from mamf.plans import FIND, SWEEP, Plan
 
 #: The file name of a log of a shared run, such as ``device0.jsonl``, ``rank3-2.jsonl`` or ``device0-float16.jsonl``.
 #: Logs of ``mamf node`` do not match, because their names end with the name of a test, which has no digit.
-_LOG_NAME = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
+_LOG_NAME_PATTERN = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 #: The fields of a plan in which the logs of one shared run may differ.
 _FIELDS_THAT_MAY_DIFFER = {"shapes", "layers", "searches", "budget_seconds"}
 
@@ -35,7 +35,7 @@ def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
     named = [
         (match, path)
         for path in folder.iterdir()
-        if (match := _LOG_NAME.fullmatch(path.name)) and device in (None, int(match[2]))
+        if (match := _LOG_NAME_PATTERN.fullmatch(path.name)) and device in (None, int(match[2]))
     ]
     return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
 
@@ -95,8 +95,8 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
 def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
     """Choose a number for the device of each log. Returns the numbers by path of the log.
 
-    The number is the index of the device if all indices differ. Otherwise the devices are in several machines, and the
-    numbers are consecutive.
+    The number is the index of the device if all indices differ. Otherwise the devices are in several machines, and get
+    consecutive numbers from 0.
     """
     infos = {log.path: log.header["device"] for log in logs}
     cards = {path: (info["index"], info["uuid_hash"] or path.stem.partition("-")[0]) for path, info in infos.items()}
@@ -136,7 +136,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
 def _get_common_fields(plan: Plan) -> dict[str, Any]:
     """Return the fields of a plan, by name, that must be equal in all logs of a shared run.
 
-    For ``mamf find``, these are only two fields, because its grid of shapes depends on the device.
+    For ``mamf find``, these are only the kind and the operation, because the grid of shapes depends on the device.
     """
     if plan.kind == FIND:
         return {"kind": FIND, "operation": plan.operation}
@@ -183,8 +183,8 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
     """Divide the shapes that failed devices did not measure among the remaining devices.
 
-    Starts a log for each remaining device with its part of these shapes, and adds this log to ``logs``, the logs by
-    device.
+    Starts a new log for each remaining device that gets some of these shapes, and adds this log to ``logs``, which has
+    the logs of each device.
     """
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {
@@ -205,8 +205,8 @@ def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining
 
 
 def _start_log_of_missing_shapes(folder: Path, device_log: RunLog, shapes: Sequence[Any]) -> RunLog:
-    """Start a log of a device for these shapes, and return it. It has the header and the ceilings of ``device_log``,
-    an earlier log of the device.
+    """Start and return a log in which a device measures ``shapes``. The log has the header and the ceilings of
+    ``device_log``, an earlier log of the device.
     """
     plan = device_log.plan
     layers = dict(zip(plan.shapes, plan.layers, strict=False))

@@ -44,7 +44,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], may_add_number_to_name: bool = False) -> RunLogWriter:
-        """Start a new log with a header. Even if the process is killed, no file without a header is left behind.
+        """Start a new log with a header. If the process is killed meanwhile, no file without a header is left behind.
 
         ``may_add_number_to_name``: whether to add a number to the name of the file if the name is taken. Raises
         UsageError if the file exists or cannot be created, and RunLogWriteError if the disk is full.
@@ -73,7 +73,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         try:
             writer._open_and_lock()
             if not stat.S_ISREG(os.fstat(writer._descriptor).st_mode):
-                raise UsageError(f"cannot resume {path}: it is not a regular file")
+                raise UsageError(f"cannot resume {path}: it is not a regular file; give a run log")
             log = read_run_log(path)
             writer._copy.write(path.read_bytes())
             return log, writer
@@ -92,7 +92,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     def is_open(self) -> bool:
         return self._descriptor >= 0
 
-    def write_resume(self, log: RunLog, fields: Mapping[str, Any]) -> None:
+    def write_resume_record(self, log: RunLog, fields: Mapping[str, Any]) -> None:
         """Remove the incomplete last line of a killed run, and append a record which says that the run was resumed."""
         line = encode_record("resume", fields)
         self.append_line()
@@ -100,9 +100,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self._copy.truncate(log.valid_bytes)
         self.append_line(line)
 
-    def write(self, record: str, fields: Mapping[str, Any]) -> None:
-        """Append one record with these fields. If the disk is full, restore the log and raise RunLogWriteError."""
-        self.append_line(encode_record(record, fields))
+    def write(self, record_name: str, fields: Mapping[str, Any]) -> None:
+        """Append a record. If the disk is full, restore the log and raise RunLogWriteError."""
+        self.append_line(encode_record(record_name, fields))
 
     def append_line(self, line: bytes = b"") -> None:
         """Append an encoded line. If another program has changed the file, first write the whole log again.
@@ -111,7 +111,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         """
         change = self._rewrite_log() if self._is_changed() else ""
         size = self._copy.seek(0, os.SEEK_END)
-        self._copy.write(line)  # Write to the copy first: an interrupt may prevent the write to the file.
+        self._copy.write(line)  # Write to the copy first, because an interrupt may prevent the write to the file.
         try:
             while line:
                 line = line[os.write(self._descriptor, line) :]
@@ -122,7 +122,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             raise RunLogWriteError(
                 f"cannot write {self.path}: {error.strerror}; the log contains all rows measured so far"
             ) from None
-        # Warn only after the write: a filter may turn the warning into an error, which must not lose the row.
+        # Warn only after the write, because a filter may turn the warning into an error, which must not lose the row.
         if change:
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 
@@ -158,7 +158,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self._descriptor = os.open(self._absolute_path, _OPEN_FLAGS)
         try:
             import fcntl
-        except ImportError:  # Windows
+        except ImportError:  # Windows has no fcntl.
             return
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,11 +176,11 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         self.close()
 
 
-def encode_record(record: str, fields: Mapping[str, Any]) -> bytes:
-    """Encode a record as a line of JSON, without private texts. Raises RunLogWriteError for a value that JSON cannot
-    store, such as NaN.
+def encode_record(record_name: str, fields: Mapping[str, Any]) -> bytes:
+    """Encode a record as a line of JSON, without private texts. Raises RunLogWriteError if ``fields`` has a value that
+    JSON cannot store, such as NaN.
     """
     try:
-        return f"{json.dumps({'record': record, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
+        return f"{json.dumps({'record': record_name, **scrub_record(dict(fields))}, allow_nan=False)}\n".encode()
     except (TypeError, ValueError) as error:
-        raise RunLogWriteError(f"a record of type {record!r} cannot be written as JSON: {error}") from None
+        raise RunLogWriteError(f"a record of type {record_name!r} cannot be written as JSON: {error}") from None

@@ -17,8 +17,8 @@ from typing import Any
 
 from mamf.backend import Advice, Backend
 
-# Names of the environment variables that torch reads for every device. They are recorded in logs. Each backend adds the
-# variables of its vendor.
+# Names of environment variables that affect torch on every device. Logs record their values, and the values of the
+# variables that a backend adds for its vendor.
 _TORCH_ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 
@@ -41,7 +41,7 @@ def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any
     }
 
 
-@functools.cache  # cached, because upgrading a package does not change a running process
+@functools.cache  # Cached, because an upgrade of a package does not change a running process.
 def get_package_version(name: str) -> str | None:
     """Return the version of a package, or None if the package is not installed."""
     try:
@@ -57,7 +57,7 @@ def describe_mamf_version() -> dict[str, str | None]:
     return {"name": "mamf", "version": get_package_version("mamf"), "commit": _read_checkout_commit()}
 
 
-@functools.cache  # cached, because a later commit does not change this process
+@functools.cache  # Cached, because a later commit does not change a running process.
 def _read_checkout_commit() -> str | None:
     checkout = Path(__file__).resolve().parent.parent
     if not (checkout / ".git").exists():
@@ -76,15 +76,13 @@ def _read_checkout_commit() -> str | None:
 
 
 def quote_command_line() -> str:
-    """Return the command line of this process, quoted for a shell. It begins with ``mamf`` instead of the path of the
-    program.
-    """
+    """Return the command line of this process, quoted for a shell, with ``mamf`` instead of the path of the program."""
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
 # The CPU load of the host, in percent, at which ``mamf doctor`` begins to warn that the host is busy.
 _MIN_BUSY_HOST_PERCENT = 50.0
-# The first word of a printed line of advice, by the verdict of its check.
+# The first word of the line that is printed for a check, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
@@ -113,8 +111,8 @@ def _check_host_load() -> Advice:
 
 
 def format_advice(advice: Advice) -> str:
-    """Format the result of a check as one line: verdict, name and finding. For a warning, add its effect on the figures
-    and the command that corrects the state.
+    """Format the result of a check as one line: verdict, name and finding. For a warning, add how the problem affects
+    measured rates, and the command that corrects it.
     """
     is_warning = advice.verdict == "warning"
     parts = [

@@ -48,13 +48,13 @@ _PRIVATE_NAME_ENDINGS = (
 _OPTION_START = r"(?<![\w-])--?[\w.-]{0,60}?"
 # The value of an option or variable: a quoted text, or text up to the next blank or comma.
 _OPTION_VALUE = r"(?![-<])(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\"<>]+)+"
-# A lookahead that fails at a number, because a number is a count and not a secret.
+# A lookahead that fails before a number, because the number is a count and not a secret.
 _NO_COUNT_LOOKAHEAD = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
 
 
 def _make_secret_pattern(prefix: str, separator: str) -> str:
-    """Make a regular expression for a name that ends like the name of a secret, a separator and a value. It does not
-    match if the value of a countable name, such as "token", is a number.
+    """Make a regular expression for a prefix, the name of a secret, a separator and a value. It does not match a name
+    such as "token" with a number as its value, because this number may be a count of tokens.
     """
     return (
         rf"({prefix}(?:(?:{_COUNTABLE_NAME_ENDINGS}){separator}{_NO_COUNT_LOOKAHEAD}|(?!{_COUNTABLE_NAME_ENDINGS})(?:{_SECRET_NAME_ENDINGS}){separator}))"
@@ -164,7 +164,7 @@ _QUOTED_PATH_PATTERN = re.compile(
     rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_PATH_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.IGNORECASE
 )
 _PATH_SEPARATOR = re.compile(r"/|\\+(?! )")
-# A shorter name of a host or user is not replaced, because single letters occur in every text.
+# Minimum length of the names of hosts and users that are replaced. Single letters occur in every text.
 _MIN_PRIVATE_NAME_LENGTH = 2
 # Names of hosts and users that are not replaced: they do not identify anyone, or they are two-letter words that are
 # common in messages.
@@ -187,7 +187,7 @@ def scrub_text(text: str) -> str:
         text = f"{text[: _MAX_TEXT_LENGTH - 100].rpartition(' ')[0]} (cut)"
     for pattern, replacement in _SECRET_RULES:
         text = pattern.sub(replacement, text)
-    if "/" in text or "\\" in text:  # every path has a slash or a backslash
+    if "/" in text or "\\" in text:  # Skip texts without a slash, which contain no path.
         text = _PATH_PATTERN.sub(
             lambda path: _shorten_path(path[0]), _QUOTED_PATH_PATTERN.sub(_shorten_quoted_path, text)
         )

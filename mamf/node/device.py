@@ -27,8 +27,8 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 # Time for which one bandwidth pattern or one direction of copies is measured.
 _SECONDS_PER_ROW = 0.3
-# The share of the time budget for the search for the fastest matmul, and the minimum share for each part after it. Each
-# of these parts gets all of the time that is left.
+# Shares of the time budget: the search for the fastest matmul gets the first share. Each later part of a single device
+# gets all time that is left, but at least the second share.
 _FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
 # Sizes in MiB: the largest array whose bandwidth is measured, and each copy. The sizes for a CPU are smaller, so that a
 # run on a CPU takes about as long as on an accelerator.
@@ -65,8 +65,8 @@ class DeviceRun:
     wait_for_others: Callable[[], bool] = lambda: True
 
     def measure_single_device_parts(self) -> None:
-        """Measure the parts that need only this device: its ceilings, bandwidth and copies to and from the host, and
-        verify results if ``verify_budget_seconds`` is set.
+        """Measure the parts that need only this device: its ceilings (highest matmul rates), bandwidth and copies to
+        and from the host. Verify results if ``verify_budget_seconds`` is set.
         """
         self._budget_end_time = self.backend.now() + self.budget_seconds
         for part in (*SINGLE_DEVICE_PARTS, VERIFY_PART) if self.verify_budget_seconds else SINGLE_DEVICE_PARTS:

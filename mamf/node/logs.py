@@ -35,9 +35,9 @@ RUN_FILE_NAME = "run.json"
 # The version of the format of run.json, which the file states.
 _RUN_FILE_SCHEMA_VERSION = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: The first words of failure reasons that are not the fault of the device.
+#: The first words of the reasons for failures that are not the fault of the device.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
-# The first words of the reason in a log's summary if the run ended early and the device was not at fault.
+# The first words of the reasons, in a log's summary, for which a run ends early without a fault of the device.
 _FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
@@ -198,7 +198,8 @@ def add_logs_to_device(
 def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice:
     """Return a copy of ``device`` with the name, uuid, figures and throttling from the log of a part.
 
-    The figures from a log of ``find`` are ceilings. Those from a log of another part are the best rates.
+    The figures from a log of ``find`` are ceilings (confirmed matmul rates). The figures from any other log are the
+    highest rates in the log.
     """
     info = log.header["device"]
     device = replace(device, name=str(info["name"]), uuid_hash=info["uuid_hash"])
@@ -251,7 +252,7 @@ def _add_ceilings_of_log(device: NodeDevice, log: RunLog) -> NodeDevice:
 def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
     """Return the share of time in which the device was throttled, by reason.
 
-    Compute the mean share of all successful rows of each regime, and take the largest of these means.
+    For each regime (burst or sustained), compute the mean share of its successful measurements. Return the larger mean.
     """
     merged: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
@@ -264,11 +265,11 @@ def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
 
 
 def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
-    """Yield the faults of a device that a log shows: wrong results of the default kernel (in verification, of any
-    kernel), or a shape that no kernel could run. Yields the first fault only.
+    """Yield the first fault of a device that a log shows, or nothing if it shows no fault.
 
-    In a search (``find``) and in verification some candidates fail on any device, so failed rows are a fault only if
-    every row failed.
+    A fault is a wrong result of the default kernel (in verification, of any kernel), or a shape that no kernel could
+    run. In a search (``find``) and in verification some measurements fail on every device, so failed measurements are
+    a fault only if all failed.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:

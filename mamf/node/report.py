@@ -104,7 +104,7 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
 
 
 def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
-    """Return two columns for a figure: its value in its unit, and the half-width of its interval in percent."""
+    """Return two columns for a figure: its value, and the half-width of its confidence interval in percent."""
     unit, factor = FIGURE_UNITS[name]
     return [
         Column(
@@ -126,7 +126,7 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
 
 # Maximum number of devices with a separate label on the axis or in the legend of the chart.
 _MAX_DEVICE_LABELS = 12
-# Maximum number of findings whose texts are notes below the chart.
+# Maximum number of findings that are printed below the chart.
 _MAX_CHART_FINDINGS = 4
 # Maximum number of panels that are drawn side by side.
 _MAX_PANELS_PER_ROW = 4
@@ -166,7 +166,7 @@ def _make_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
     nodes = {device.node for device in devices}
     for x, device in enumerate(devices):
         if name in device.figures:
-            # Devices of one line have the same color. If there are many devices, each machine is a line.
+            # Give each device, or each machine if there are many devices, a separate line, and so a separate color.
             machine = f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device"
             line = device.label if len(devices) <= _MAX_DEVICE_LABELS else machine
             rate = device.figures[name] * factor

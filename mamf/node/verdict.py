@@ -88,8 +88,8 @@ def format_figure(figure: str, value: float) -> str:
     return f"{format_four_digits(value * factor)} {unit}"
 
 
-#: Name of the mean of the burst and sustained shortfalls. A slow card is slow in both figures, so this mean has a lower
-#: limit than each of the two shortfalls.
+#: Name of the mean of the burst and sustained shortfalls (how far these figures are below their references). A slow
+#: card is slow in both figures, so the limit of the mean is lower than the limits of the two shortfalls.
 BURST_AND_SUSTAINED = "burst and sustained"
 #: Maximum share by which a figure of a device may be below the median of the other devices. The limits for copies to
 #: and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 % while all devices

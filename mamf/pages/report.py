@@ -10,7 +10,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
-from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, OK, MamfError, UsageError
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, UsageError
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
@@ -177,7 +177,7 @@ def _make_folder_page(path: Path) -> Page:
         return _make_ranks_page(path)
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
-        raise UsageError(f"{path} has no logs: give a folder of run logs, of 'mamf node' or of 'mamf autoprofile'")
+        raise UsageError(f"{path} has no logs: give a folder that has run logs, such as that of 'mamf node'")
     return make_report_page(logs)
 
 
@@ -231,8 +231,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log. Their labels begin with the name of the device if each log is of another
-    device, or with the name of the log if logs have equal titles.
+    """Yield the headline figures of each log. The labels begin with the name of the device if all logs are of different
+    devices, or with the name of the log if several logs have equal titles.
     """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
@@ -278,7 +278,7 @@ def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     if len(sources) != 2 or logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
-        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_REGRESSION_TOLERANCE)
+        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_COMPARISON_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
         for log in logs:  # readers share pages, so a page must not show folders of this machine

@@ -138,7 +138,7 @@ def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
 
 def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[str]) -> None:
     make_folder(output / _DEVICES_FOLDER)
-    # Write the list of files first, so that the next build can delete the files of this build if it is interrupted.
+    # Write the list of files first. If this build is interrupted, the next build can delete the files of this build.
     write_file_atomically(output / FILE_LIST_NAME, "\n".join(sorted(old_files | set(texts_by_file))))
     for name, text in texts_by_file.items():
         write_file_atomically(output / name, text)

@@ -31,7 +31,7 @@ from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import REGIME_NAMES
 
 COMPLETE_TIER, INTERRUPTED_TIER, LEGACY_TIER = LOG_TIERS
-#: The tier of figures of complete runs that neither a maintainer nor two contributors measured.
+#: The tier of figures from complete runs that only one contributor, and no maintainer, measured.
 UNCONFIRMED_TIER = "unconfirmed"
 ALL_TIERS = (COMPLETE_TIER, UNCONFIRMED_TIER, INTERRUPTED_TIER, LEGACY_TIER)
 UNKNOWN_NAME = "unknown"
@@ -212,8 +212,8 @@ def _make_site_ceiling(tier: str, best: ResultRate, rates: Sequence[ResultRate])
 def _make_legacy_ceilings(
     finder_logs: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]
 ) -> list[SiteCeiling]:
-    """Return the highest figure that mamf-finder printed for each device, dtype and statistic. The field ``regime``
-    contains the name of the statistic.
+    """Return the highest figure that mamf-finder printed for each device, dtype and statistic. The field ``regime`` of
+    such a ceiling contains the name of the statistic.
     """
     best_ceilings: dict[tuple[str, str, str], SiteCeiling] = {}
     figures = (

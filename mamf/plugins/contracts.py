@@ -36,9 +36,9 @@ ErrorTypes = tuple[type[BaseException], ...]
 #: A condition for a value: a description of valid values, and a function that returns whether a value is valid.
 Requirement = tuple[str, Callable[[Any], object]]
 
-# Name of the attribute that marks a plugin whose methods are already checked.
+# Name of the attribute that mamf sets on a plugin after it has wrapped the plugin's methods with checks.
 _CHECKED_FLAG_NAME = "_is_guarded_by_mamf"
-# Names of the methods that are not checked. The docstring of this file gives the reasons.
+# Names of methods whose return values are not checked. The docstring of this file says why.
 _UNCHECKED_METHODS = (
     "record_mark",
     "record_idle_mark",
@@ -65,11 +65,11 @@ _ALLOWED_ERRORS: Mapping[str, ErrorTypes] = {
 _USER_ERRORS_BY_METHOD: Mapping[str, ErrorTypes] = dict.fromkeys(
     ("make_problem", "parse_shape"), (TypeError, ValueError)
 )
-# If a plugin returns an object of one of these dataclasses, its fields are checked too.
+# If a plugin returns an object of one of these dataclasses, mamf also checks the object's fields.
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
-# If a plugin returns an object of one of these abstract classes, its methods are checked too.
+# If a plugin returns an object of one of these abstract classes, mamf also checks what the object's methods return.
 _TYPES_WITH_CONTRACT = (OperandPool, Telemetry)
-# For each type variable in a contract, the attribute of an operation or kernel that says which type it stands for.
+# The attribute of an operation or kernel that contains its actual type, by the type variable in the contract.
 _ATTRIBUTE_BY_TYPE_VARIABLE = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
 
 # -- valid values ------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def _make_requirements(names: str, description: str, is_met: Callable[[Any], obj
     return dict.fromkeys(names.split(), (description, is_met))
 
 
-# Conditions for values that already have the right type, by the name of the attribute, field or method.
+# Conditions that values of the right type must also meet, by the name of the attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
     **_make_requirements(
         "name timer operation kernel_group backend vendor", "a text that is not empty", lambda text: text.strip()
@@ -117,12 +117,12 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 }
 
 
-# Types for which comparing the type is enough, because their values contain no other values.
+# Types whose values contain no other values, so that a check need only compare the type of a value.
 _SCALAR_TYPES = (str, int, bool)
 
 
 def describe_type_violation(value: object, annotation: Any) -> str:
-    """Return the text of a type annotation if a value does not have this type; return "" if it does."""
+    """Return the text of a type annotation if a value does not have this type, else ""."""
     if type(value) is annotation and annotation in _SCALAR_TYPES:  # Most values need only this fast check.
         return ""
     origin, type_arguments = _split_annotation(annotation)
@@ -150,7 +150,7 @@ def describe_type_violation(value: object, annotation: Any) -> str:
         is_valid = isinstance(value, Sequence) and _all_have_type(value, type_arguments[0])
     else:
         is_valid = origin is Any or isinstance(value, origin)
-    # Ask for a "finite float", because NaN and infinity are not allowed.
+    # Write "finite float" instead of "float", because NaN and infinity are not allowed.
     return "" if is_valid else inspect.formatannotation(annotation).replace("float", "finite float")
 
 
@@ -191,7 +191,7 @@ def _get_return_annotations(contract: type) -> Mapping[str, Any]:
 
 
 def _resolve_type_variables(annotation: Any, plugin: object) -> Any:
-    """Return an annotation with its type variables replaced by the types that a plugin uses."""
+    """Return an annotation in which the types that a plugin uses replace type variables, such as ShapeT."""
     type_variables = (annotation,) if isinstance(annotation, TypeVar) else getattr(annotation, "__parameters__", ())
     types = tuple(getattr(plugin, _ATTRIBUTE_BY_TYPE_VARIABLE[each.__name__], Any) for each in type_variables)
     return types[0] if isinstance(annotation, TypeVar) else annotation[types] if types else annotation
@@ -278,8 +278,8 @@ def wrap_method_with_checks(plugin: object, contract: type, name: str, label: st
 
 
 def _require_valid_value(value: object, annotation: Any, label: str, name: str, verb: str) -> None:
-    """Raise PluginError if a value from a plugin violates the contract. If the value has a contract itself, wrap its
-    methods so that they check what they return too.
+    """Raise PluginError if a value from a plugin violates the contract. If the value is an operand pool or telemetry,
+    which have contracts too, wrap its methods so that they check what they return.
 
     ``verb``: "is" for an attribute, "returned" for a method.
     """

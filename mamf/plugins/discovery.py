@@ -87,9 +87,9 @@ def find_entry_points(group: str) -> Sequence[EntryPoint]:
     return _read_entry_points(group, tuple(sys.path))
 
 
-@functools.lru_cache  # Each call reads a file of every installed package, and a command calls this many times.
+@functools.lru_cache  # Cached, because each call reads a file of every installed package.
 def _read_entry_points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    from importlib.metadata import entry_points  # Do not import this for --help.
+    from importlib.metadata import entry_points  # Imported here, because --help does not need it.
 
     return tuple(entry_points(group=group))
 
@@ -130,7 +130,7 @@ def _refuse_exit_of_imported_code() -> Iterator[None]:
     mamf_process_id, original_exit = os.getpid(), os._exit
 
     def refuse_exit(code: int) -> None:
-        # Let forked processes and mamf itself still exit.
+        # Let forked processes exit, and let mamf's own code exit.
         if os.getpid() != mamf_process_id or sys._getframe(1).f_globals.get("__name__", "").startswith("mamf."):
             original_exit(code)
         raise SystemExit(f"the import called os._exit({code})")
@@ -202,7 +202,7 @@ def make_operation(name: str) -> Operation[Any, Any]:
     label = f"operation {name}"
     with convert_plugin_errors(label, "creating it"):
         operation: Operation[Any, Any] = plugin_class()
-    if operation.name != name:  # Logs record operation.name, by which readers find the entry point.
+    if operation.name != name:  # Readers of logs find the entry point by operation.name.
         raise PluginError(
             f"{label} is broken: its class has the name {operation.name!r}, but its entry point has the name {name!r}: "
             "use one name"
@@ -328,8 +328,8 @@ def _open_device(name: str, index: int | None) -> Backend:
     plugin_class, label = load_backend_class(name), f"backend {name}"
     with convert_plugin_errors(label, "opening it"):
         if index is None:
-            # Do not ask an unavailable backend for its current device. Opening its device 0 below raises an error that
-            # says why the backend is unavailable.
+            # An unavailable backend may be unable to find its current device. Use device 0 instead: opening it below
+            # raises an error that says why the backend is unavailable.
             index = (
                 0
                 if plugin_class.explain_unavailability()
@@ -356,8 +356,8 @@ AnyOperation = Operation[Any, Any]
 def choose_kernels(
     operation: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """Return the kernels named in ``names``, each with its name there. If ``names`` is None, return all kernels of the
-    operation that are available on the backend, and warn about broken kernels.
+    """Return pairs of a name and a kernel for all ``names``. If ``names`` is None, return all kernels of the operation
+    that are available on the backend, and warn about broken kernels.
 
     If ``names`` contains two names of the same kernel, the kernel is returned once, with the first name. Raises
     PluginError if a named kernel is broken, and UnavailableError if a named kernel or all kernels are unavailable.

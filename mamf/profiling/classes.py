@@ -56,7 +56,7 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
       within attention is attention.
     - ``operation``: matches operations without a ``caller`` rule. The innermost operation decides.
     - ``wrapper``: matches kernels that only launch another kernel, which is one of their template arguments. The class
-      applies only if no rule knows a template argument.
+      applies only if no rule matches any of the template arguments.
     - ``kernel``: matches a kernel's namespaces and function, without template arguments and parameters.
     - ``word``: matches whole words in the function of a kernel or of another library's operation. If no word of the
       function matches, the words of its namespaces are tried.
@@ -86,7 +86,7 @@ def classify_event(event: Event) -> str:
         if each.kind == "operation" or each is callers[0] or _find_class_by_rules("caller", each.name) != COMMUNICATION
     }
     if forward_callers or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
-        # In Lightning, the optimizer's step() calls the forward and backward passes, which are not its own work.
+        # In Lightning, the optimizer's step() calls the forward and backward passes, which do no work of the optimizer.
         enclosing_classes.discard(OPTIMIZER)
     return (
         next((name for _, name in read_class_rules()["caller"] if name in enclosing_classes), None)
@@ -139,7 +139,8 @@ def compute_visible_and_hidden_seconds(
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
     While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. The visible
-    seconds of a class are those that count for it. Its hidden seconds are the others in which its events ran.
+    seconds of a class are those that count for it. In its hidden seconds its events ran too, but the time counts for
+    another class.
 
     ``intervals_by_class``: the intervals of the events of each class, as (start, end) in seconds.
     """
@@ -173,7 +174,7 @@ _WORD_BOUNDARY_PATTERN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][
 
 @functools.cache
 def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the function and the template arguments in a mangled or demangled kernel name, even if it was cut off.
+    """Return the function and the template arguments in a mangled or demangled kernel name, even if the name is cut.
 
     The function has its namespaces, as in ``at::native::vectorized_kernel``, but no return type, template arguments or
     parameters. The running time is linear in the length of the name.

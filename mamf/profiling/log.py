@@ -1,8 +1,8 @@
 """Write and read the logs of ``mamf profile``, and make its reports.
 
-The log of a profile has ``profile`` as its tier, a record for each class, module, kernel and part of memory, and a
-summary. With ``--ranks all``, a folder has one log per rank. Rankings, comparisons and result tables ignore profiles,
-because profiles have no samples.
+The log of a profile has the tier ``profile``, which distinguishes it from other logs, a record for each class, module,
+kernel and part of memory, and a summary. With ``--ranks all``, a folder has one log per rank. Rankings, comparisons and
+result tables ignore profiles, because profiles have no samples.
 
 There are two reports: the report of one profile (classes, modules, top kernels, memory), and the report of all ranks,
 which says which rank the other ranks wait for.
@@ -92,7 +92,7 @@ def write_profile(path: Path, command: str, script: str, profile: Profile) -> Pa
 
 
 def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
-    """Return the script's name and the profile in a profile's log; return None if the log is of another tier.
+    """Return the script's name and the profile in a profile's log; return None if it is not a log of a profile.
 
     Raises RunLogError if the log of a profile is damaged or has an unknown version.
     """
@@ -116,7 +116,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
                 rows[field].append(
                     read_known_ceiling_record(record) if expected_type is Rate else read_record(record, expected_type)
                 )
-        raise ValueError("the log has no summary, because its end was cut off")
+        raise ValueError("the log has no summary, because its end was cut off: run 'mamf profile' again")
     except MALFORMED_LOG_ERRORS as error:
         raise RunLogError(f"{path}, line {line_number}: {describe_error(error)}") from None
 
@@ -149,7 +149,7 @@ def find_rank_logs(folder: Path) -> dict[int, Path]:
 
 
 def read_rank_logs(folder: Path) -> ProfilesByRank:
-    """Read the logs of all ranks in a folder. Ignore damaged logs. Raises UsageError if there is no other log."""
+    """Read the logs of all ranks in a folder. Ignore damaged logs. Raises UsageError if no log is readable."""
     profiles_by_rank: dict[int, tuple[str, Profile]] = {}
     for rank, path in sorted(find_rank_logs(folder).items()):
         with suppress(RunLogError):
@@ -168,11 +168,11 @@ _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says which share of the
-# time the FLOP cover.
+# If operations without a FLOP formula take more than this share of a class's time, the report says in which share of
+# this time operations with counted FLOP ran.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
-#: A rank is a straggler if the fastest rank's step is shorter by at least this share of the rank's step. The time in
-#: which only communication runs does not count. Two equal ranks on two H200 differed by 1.3 to 2.9 % over three steps.
+#: A rank is a straggler if at least this share of its step is time that the fastest rank does not need. A step counts
+#: without the time in which only communication runs. Equal ranks on two H200 differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 
@@ -416,7 +416,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> 
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing_ranks})
 
 
-# Return the seconds of a step, minus those in which only communication runs, which includes waiting for other ranks.
+# Return the seconds of a step without those in which only communication runs. Waiting for other ranks is communication.
 def _get_noncommunication_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 

@@ -37,7 +37,7 @@ _MAX_SHARE_WITHOUT_CEILING = 0.01
 _REPLACED_NAME_PART_PATTERN = re.compile(
     r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
 )
-#: A function that returns the matmul ceiling of a dtype from mamf's name of the dtype; None if the ceiling is unknown.
+#: A function that takes mamf's name of a dtype, and returns the highest known matmul rate in this dtype, or None.
 CeilingLookup = Callable[[str], Rate | None]
 
 
@@ -138,7 +138,7 @@ class Profile:
     dtypes: tuple[DtypeRow, ...] = ()
 
     def __post_init__(self) -> None:
-        # Overwrite the idle time, because in logs of early versions of mamf it is the sum of all gaps in the trace.
+        # Compute the idle time again, because logs of early versions of mamf contain the sum of all gaps in the trace.
         idle_seconds = self.whole_seconds - self.busy_seconds
         rows = tuple(replace(row, visible=idle_seconds) if row.name == IDLE_LABEL else row for row in self.classes)
         object.__setattr__(self, "classes", rows)
@@ -162,7 +162,7 @@ class Profile:
 
     @property
     def whole_seconds(self) -> float:
-        """Seconds of which shares are computed: the larger of ``seconds_without_profiler`` and ``busy_seconds``.
+        """Seconds that count as 100 % for shares: the larger of ``seconds_without_profiler`` and ``busy_seconds``.
 
         Busy time may be longer than the steps without the profiler, because the profiler slows kernels and operations.
         If only steps with the profiler were timed, idle time is an upper bound.

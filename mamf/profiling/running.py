@@ -34,7 +34,7 @@ from mamf.profiling.log import get_rank
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRangeWatch
 
-#: By suffix of a run log or a trace, the command that reads the file. Such files cannot be run as scripts.
+#: Commands that read run logs and traces, which users may confuse with scripts, by the suffix of the file's name.
 _READ_COMMAND_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
 # Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
 _QUIET_KINETO_LOG_LEVEL = "6"
@@ -61,7 +61,9 @@ class Program:
             )
         with self.prepare_interpreter():
             if not (find_spec(self.name.partition(".")[0]) if self.is_module else Path(self.name).is_file()):
-                raise UsageError(f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}")
+                raise UsageError(
+                    f"cannot run {self.name}: there is no such {'module' if self.is_module else 'file'}; check its name"
+                )
 
     @contextmanager
     def prepare_interpreter(self) -> Iterator[None]:
@@ -365,7 +367,7 @@ class StepProfiler:
 
 
 def profile_program(program: Program, profiler: StepProfiler, function: str | None = None) -> int:
-    """Run a program while ``profiler`` profiles its steps. Return its exit code; 0 if the profiler ended the program.
+    """Run a program while ``profiler`` profiles its steps. Return the program's exit code; 0 if the profiler ended it.
 
     A training step ends when ``function`` (``module:function``) returns; if ``function`` is None, when the first
     optimizer of the script has stepped. Raises UsageError for an unknown function.
@@ -377,7 +379,7 @@ def profile_program(program: Program, profiler: StepProfiler, function: str | No
                 function.removeprefix(_MAIN_MODULE_PREFIX), functools.partial(_wrap_with_hooks, after=profiler.end_step)
             )
         code = program.run(run_decorated)
-    if os.getpid() != mamf_process_id:  # The script forked this process. Only the parent process reports a profile.
+    if os.getpid() != mamf_process_id:  # The script forked this process, but only the parent process reports a profile.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         os._exit(code)
@@ -400,8 +402,8 @@ def _install_hooks_on_steps(profiler: StepProfiler, function: str | None) -> Ite
         )
         stack.callback(profiler.finish)
         for watch in profiler.watches:
-            # Register the hooks of watches before the hook that ends the step. torch calls hooks in order of
-            # registration, and watches must observe the optimizer before the step ends.
+            # Register the hooks of watches (mamf.profiling.watches) before the hook that ends the step. torch calls
+            # hooks in order of registration, and watches must observe the optimizer before the step ends.
             if not isinstance(watch, ModuleRangeWatch):
                 stack.callback(register_optimizer_step_post_hook(watch.record_optimizer_step).remove)
         if function is None:

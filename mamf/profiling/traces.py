@@ -325,8 +325,8 @@ def _make_device_event(
     """Make the event of a kernel or copy on the device. Its caller is the event that launched it.
 
     ``launches_by_link``, a result of ``_make_host_events``: the events that launched work, by link.
-    ``graph_launch_links``: the links of those that launched a graph. A kernel or copy in a graph has no caller, because
-    the trace does not say which operation it belongs to.
+    ``graph_launch_links``: the links of events that launched a graph. A kernel or copy in a graph has no caller,
+    because the trace does not say which operation it belongs to.
     """
     raw_arguments = raw.get("args", {})
     links = [(field, raw_arguments.get(field)) for field in ("correlation", "External id")]

@@ -1,8 +1,8 @@
 """Make reports and summaries of `mamf find`, which searches for the fastest matmul of a device (its ceiling).
 
-A find measures in phases, which the log names in ``phase``: first it measures many shapes briefly with the library's
-default kernel (scout, refine), then the best of them several times in turn (choose), and finally the winner again
-(confirm).
+``mamf find`` measures in phases, which the log names in ``phase``: first it measures many shapes briefly with the
+library's default kernel (scout, refine), then the best of them several times in turn (choose), and finally the winner
+again (confirm).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from mamf.report.shares import (
 _MIN_SHOWN_GAIN_SHARE = 0.0005
 #: Maximum number of shapes that reports list as equally fast.
 _MAX_SHOWN_TIED_SHAPES = 5
-#: Names that reports and pictures give to the phases of a search in the log.
+#: Names with which reports and pictures describe the phases of a search, by the name of the phase in the log.
 PHASE_NAMES = {
     "scout": "first measurement",
     "refine": "refining measurement",
@@ -72,8 +72,8 @@ PHASE_NAMES = {
 def make_find_summary_record(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], end: RunEnd
 ) -> dict[str, Any]:
-    """Return the last record of the log of a find: how it ended, how many rows each phase measured, and the ceiling of
-    each regime.
+    """Return the last record of a log of ``mamf find``: how the run ended, how many rows each phase measured, and the
+    ceiling of each regime.
     """
     return {
         **end.make_summary(sum(row.ok for row in rows)),
@@ -170,7 +170,7 @@ def describe_unconfirmed_regimes(
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         measured = [row for row in rows if row.regime == regime and row.ok]
-        # If there are ceilings, the title of the table of ceilings names the dtype.
+        # Name the dtype only if there is no table of ceilings, because the title of this table names the dtype.
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"
         if regime not in ceilings and measured:
             best = max(measured, key=lambda row: row.best_rate)
@@ -186,7 +186,7 @@ def make_find_document(
     header: Mapping[str, Any],
     summary: Mapping[str, Any] | None,
 ) -> Document:
-    """Return the report of a find. CSV has a row for each ceiling; JSON also has all measurements."""
+    """Return the report of ``mamf find``. CSV has a row for each ceiling; JSON also has all measurements."""
     hidden = [replace(each, title="") for each in make_row_columns(rows, ShareCalculator(header), lambda row: None)]
     reason = explain_missing_ceiling(rows)
     blocks: list[Block] = [
@@ -208,7 +208,7 @@ def make_find_document(
 
 
 def make_find_by_device_document(log: RunLog) -> Document:
-    """Return the report of a find that ran on several devices: the ceilings of each device, and how far the slowest
+    """Return the report of ``mamf find`` on several devices: the ceilings of each device, and how far the slowest
     device is below the fastest.
     """
     rows = [

@@ -42,7 +42,7 @@ _MAX_INTERVAL_RATIO = 100.0
 _MIN_SHOWN_ROWS = 3
 _VERDICT_ORDER: tuple[RowVerdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
 # Smallest effect of a temperature difference that reports mention, as a share of the rate.
-_MIN_TEMPERATURE_EFFECT = 0.001
+_MIN_TEMPERATURE_EFFECT_SHARE = 0.001
 
 
 def make_comparison_document(comparison: Comparison, tolerance: float, top: int | None = 0) -> Document:
@@ -144,7 +144,7 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.decide_verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
         yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
-    if pair.temperature_effect >= _MIN_TEMPERATURE_EFFECT and pair.a.celsius and pair.b.celsius:
+    if pair.temperature_effect >= _MIN_TEMPERATURE_EFFECT_SHARE and pair.a.celsius and pair.b.celsius:
         yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:
         yield f"there are few samples, so the interval's confidence may be only {100 * pair.interval.coverage:.0f} %"
@@ -156,7 +156,7 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
     """Return the lines above the table: the two runs, their differences, and the fields that are equal in all rows."""
     first, varied = comparison.pairs[0], {*find_varying_fields(comparison.pairs), "shape"}
     shared = [f"{name} {value}" for name, value in first.pairing_fields.items() if name not in varied]
-    kernels = [each for each in comparison.ignored_differences if each.what == "kernel"]
+    kernels = [each for each in comparison.ignored_differences if each.name == "kernel"]
     lines = [
         f"{letter}: {name}, {side.header['device']['name']}, {side.header.get('started', 'of unknown date')}"
         + (", interrupted" if side.tier == "interrupted" else "")
@@ -205,7 +205,10 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
     else:
         smallest = format_as_percent(round(pooled.compute_smallest_detectable_loss(tolerance), 4))
         result = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
-    return f"{pooled.regime}, {pooled.rows} rows together ({comparison.run_order.description}): B/A {figures}: {result}"
+    return (
+        f"{pooled.regime}, {pooled.row_count} rows together ({comparison.run_order.description}): "
+        f"B/A {figures}: {result}"
+    )
 
 
 def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
@@ -260,7 +263,7 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
         "differences": [asdict(each) for each in comparison.noted_differences],
         "design": comparison.run_order.description,
         "chance_of_false_alarm": None if comparison.forced_differences else FALSE_ALARM_CHANCE,
-        "together": [each.flatten(tolerance) for each in comparison.pooled_rows],
+        "together": [each.make_table_row(tolerance) for each in comparison.pooled_rows],
         **{
             key: [
                 {**row.pairing_fields, "tflops": row.rate, "status_in_other": other.status if other else "missing"}
@@ -276,7 +279,7 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
     }
 
 
-# -- reports of guards, which compare a run with a baseline ------------------------------------------------------------
+# -- reports of mamf guard, which compares a run with a baseline -------------------------------------------------------
 
 
 #: Name of the XML element that marks a JUnit test, by the outcome of its row. Tests of rows with another outcome pass,
@@ -285,7 +288,7 @@ _JUNIT_TAG_BY_OUTCOME = {"regression": "failure", "failed": "error", "new": "ski
 
 
 def describe_guard_verdict(result: GuardResult) -> str:
-    """Return a line that says whether a guard passed, failed or is undecided, and why."""
+    """Return a line that says whether the verdict of ``mamf guard`` is passed, failed or undecided, and why."""
     counts, rows = result.count_outcomes(), format_count(len(result.rows), "row")
     slower = f"slower by more than {format_as_percent(result.tolerance)}"
     reason_by_outcome: dict[GuardOutcome, str] = {
@@ -301,7 +304,7 @@ def describe_guard_verdict(result: GuardResult) -> str:
 
 
 def describe_judged_row(row: JudgedRow) -> str:
-    """Return the name of a row that a guard judged: its kernel, its shape and its other fields."""
+    """Return the name of a row that ``mamf guard`` judged: its kernel, its shape and its other fields."""
     other_fields = [
         f"{field} {value}"
         for field, value in row.compared_row.pairing_fields.items()
@@ -326,7 +329,9 @@ def describe_row_outcome(row: JudgedRow) -> str:
 
 
 def make_guard_document(result: GuardResult) -> Document:
-    """Return the report of a guard: the comparison with the baseline, each row that is not ok, and the verdict."""
+    """Return the report of ``mamf guard``: the comparison with the baseline, each row that is a regression, failed, new
+    or undecided, and the verdict.
+    """
     lines = [
         f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}"
         for row in result.rows

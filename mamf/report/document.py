@@ -164,7 +164,7 @@ def label_kernel(name: str, header: Mapping[str, Any]) -> str:
 
 
 def _get_requested_kernels(header: Mapping[str, Any]) -> Sequence[str]:
-    # Users name kernels by registered name or by path (package.module:Class), and headers store what they wrote.
+    # Users name kernels by registered name or by path (package.module:Class). Headers store these names unchanged.
     return header.get("plan", {}).get("kernels") or [header.get("kernel", "")]
 
 
@@ -353,22 +353,21 @@ class Document:
 
 def make_columns_from_mappings(
     rows: Iterable[RowT],
-    read: Callable[[RowT], Mapping[str, object]],
+    read_mapping: Callable[[RowT], Mapping[str, object]],
     drop_priority: int = 0,
     *,
     has_titles: bool = True,
 ) -> list[Column[RowT]]:
-    """Return a column for each key of the mappings that ``read`` returns for the rows, in order of appearance. Align
-    columns that contain text to the left.
-
+    """Return a column for each key of the mappings that ``read_mapping`` returns for the rows, in order of appearance.
+    Align columns that contain text to the left.
     ``has_titles``: whether people see the columns, with the keys as titles. CSV and JSON contain all columns, with the
     keys in snake_case.
     """
     rows = list(rows)
-    text_names = {name for row in rows for name, value in read(row).items() if isinstance(value, str)}
+    text_names = {name for row in rows for name, value in read_mapping(row).items() if isinstance(value, str)}
 
     def make_reader(name: str) -> Callable[[RowT], object]:
-        return lambda row: read(row).get(name)
+        return lambda row: read_mapping(row).get(name)
 
     return [
         Column(
@@ -378,7 +377,7 @@ def make_columns_from_mappings(
             drop_priority=drop_priority,
             is_left_aligned=name in text_names,
         )
-        for name in dict.fromkeys(name for row in rows for name in read(row))
+        for name in dict.fromkeys(name for row in rows for name in read_mapping(row))
     ]
 
 
@@ -386,26 +385,28 @@ def make_columns_from_mappings(
 
 
 def make_interval_columns(
-    read: Callable[[RowT], Interval | None], name: str, format: Callable[[Interval], str] = format_interval
+    read_interval: Callable[[RowT], Interval | None],
+    name: str,
+    format_value: Callable[[Interval], str] = format_interval,
 ) -> list[Column[RowT]]:
     """Return a column that shows an interval to people, and two columns with its lower and upper end for CSV and JSON.
 
     ``name``: the key of each end, with ``{}`` in place of "low" or "high": ``rate_{}_tflops``.
     """
     return [
-        Column("", "interval", read, format, drop_priority=4, is_left_aligned=True),
-        Column(name.format("low"), "", lambda row: (it := read(row)) and it.low),
-        Column(name.format("high"), "", lambda row: (it := read(row)) and it.high),
+        Column("", "interval", read_interval, format_value, drop_priority=4, is_left_aligned=True),
+        Column(name.format("low"), "", lambda row: (it := read_interval(row)) and it.low),
+        Column(name.format("high"), "", lambda row: (it := read_interval(row)) and it.high),
     ]
 
 
-def make_clock_columns(read: Callable[[RowT], Conditions | None], drop_priority: int) -> list[Column[RowT]]:
+def make_clock_columns(read_conditions: Callable[[RowT], Conditions | None], drop_priority: int) -> list[Column[RowT]]:
     """Return columns for the share of the compute units' cycles that a kernel used, the measured clock, and the clock
     that the driver requested. A narrow terminal drops the requested clock first.
     """
 
     def read_megahertz(row: RowT, name: str) -> float | None:
-        hertz = getattr(read(row), name, None)
+        hertz = getattr(read_conditions(row), name, None)
         return None if hertz is None else 1e-6 * hertz
 
     true_clock, clock = (partial(read_megahertz, name=name) for name in ("true_clock_hz", "clock_hz"))
@@ -413,7 +414,7 @@ def make_clock_columns(read: Callable[[RowT], Conditions | None], drop_priority:
         Column(
             "cycles_used",
             "% cycles",
-            lambda row: getattr(read(row), "cycles_used", None),
+            lambda row: getattr(read_conditions(row), "cycles_used", None),
             format_percent,
             drop_priority,
         ),
@@ -422,22 +423,22 @@ def make_clock_columns(read: Callable[[RowT], Conditions | None], drop_priority:
     ]
 
 
-def make_sensor_columns(read: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
+def make_sensor_columns(read_conditions: Callable[[RowT], Conditions | None]) -> list[Column[RowT]]:
     """Return columns for the clock and the power of the device during the samples of a row."""
     return [
-        *make_clock_columns(read, 5),
-        Column("power_watts", "W", lambda row: (it := read(row)) and it.watts, format_whole_number, 6),
+        *make_clock_columns(read_conditions, 5),
+        Column("power_watts", "W", lambda row: (it := read_conditions(row)) and it.watts, format_whole_number, 6),
     ]
 
 
 def make_rate_column(
-    name: str, unit: str, read: Callable[[RowT], float | None], rows: Iterable[RowT], drop_priority: int = 0
+    name: str, unit: str, read_rate: Callable[[RowT], float | None], rows: Iterable[RowT], drop_priority: int = 0
 ) -> Column[RowT]:
-    """Return a column of rates. CSV and JSON show them in ``unit`` (TFLOPS or TB/s). Printed tables choose the prefix
-    (GFLOPS, PFLOPS) by the largest rate of ``rows``.
+    """Return a column of rates. CSV and JSON contain the rates in ``unit`` (TFLOPS or TB/s). Printed tables show them
+    with a prefix (GFLOPS, PFLOPS) that is chosen by the largest rate of ``rows``.
     """
-    title, factor = choose_unit(unit, [rate for row in rows if (rate := read(row))])
-    return Column(name, title, read, lambda rate: format_four_digits(rate * factor), drop_priority)
+    title, factor = choose_unit(unit, [rate for row in rows if (rate := read_rate(row))])
+    return Column(name, title, read_rate, lambda rate: format_four_digits(rate * factor), drop_priority)
 
 
 def make_text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:

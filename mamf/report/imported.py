@@ -33,7 +33,7 @@ from mamf.report.document import (
     format_whole_number,
 )
 
-#: The regime of mamf that measures each headline figure.
+#: The regime in which mamf measures a headline figure, by the name that mamf-finder gives to the figure.
 _HEADLINE_REGIMES = {"MAMF": BURST, "MSMF": SUSTAINED}
 #: Statistics of the measuring loop of mamf-finder, the preferred one first.
 _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
@@ -90,7 +90,7 @@ class ComparedRun(NamedTuple):
 
 
 def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
-    """Convert a log of mamf or mamf-finder for a comparison. ``name``: the name of a log of mamf-finder in the report.
+    """Convert a log of mamf or mamf-finder for a comparison. ``name``: the name that reports give a mamf-finder log.
 
     The rates of mamf-finder are in the statistic that most rows have. If a shape has several rows, the highest rate
     counts. Raises UsageError if a log of mamf has no matmuls.

@@ -178,10 +178,11 @@ def make_group_table(
 def make_group_tables(
     rows: Sequence[Measurement], shares: ShareCalculator, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
-    """Yield a table and the failures of each group of rows, then a hidden table of the reference rows for CSV and JSON.
-    (A run measures a reference repeatedly to see how the speed of the device drifts.)
+    """Yield a table and the failures of each group of rows that are ranked together, then a hidden table of the
+    reference rows for CSV and JSON. (A run measures a reference repeatedly to see how the speed of the device drifts.)
 
-    For some operations, the rows of each shape are a separate group if there is only one shape or ``top`` is None.
+    By default, all rows of a regime and problem are one group. Some operations rank the rows of each shape separately,
+    if there is only one shape or if ``top`` is None.
 
     - ``top``: the maximum number of rows for people in each table; None for all.
     - ``baseline``: the kernel that speed-ups refer to.
@@ -205,9 +206,9 @@ def make_group_tables(
 _RowsByPhase = Mapping[str, Measurement]
 
 
-#: The phases from which the time of each part of a training step is computed: the time of the first phase, minus that
-#: of the second phase if there is one. A run measures three phases of a step, which all begin with the step: its
-#: forward pass, its forward and backward passes, and the whole step.
+#: The phases from which the time of each part of a training step is computed: the time of the first phase, minus the
+#: time of the second phase if a second one is listed. A run measures three phases, each from the beginning of a step:
+#: the forward pass, the forward and backward passes, and the whole step.
 _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("forward-backward", "forward"),
@@ -239,7 +240,7 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
 
 def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
     """Yield a table with the times of forward pass, backward pass and optimizer of each training step of which several
-    phases were measured, and a line that explains it. Yield nothing if there is no such step.
+    phases were measured, and a line that explains the columns. Yield nothing if there is no such step.
     """
     steps = group_pairs(
         ((row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step")), row)

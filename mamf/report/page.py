@@ -158,8 +158,8 @@ def _load_template(name: str) -> Template:
 
 
 def _escape_invisible_text(value: Any) -> Any:
-    """Escape the invisible characters of a value that a template prints, if it is a text and not markup of a template.
-    Jinja escapes the markup in texts.
+    """Escape the invisible characters of a value that a template prints, if the value is a text and not markup of a
+    template. Jinja then escapes the markup characters in the text.
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
@@ -182,9 +182,9 @@ def sanitize_address(address: str) -> str:
 
 # -- turning pictures into SVG elements --------------------------------------------------------------------------------
 
-# The policy of a page forbids style attributes, and colors depend on dark mode. So the styles of an SVG become plain
-# attributes whose colors are variables of the style sheet. Each bar and point gets a <title> with its figures, which
-# the script of the page shows next to the pointer.
+# The Content-Security-Policy of a page forbids style attributes, and colors depend on dark mode. Therefore the code
+# turns the styles of an SVG into plain attributes whose colors are variables of the style sheet. Each bar and point
+# gets a <title> with its figures, which the script of the page shows next to the pointer.
 _SVG_NAMESPACE, _LINK_ATTRIBUTE = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 #: CSS value of each color of pictures. Colors that are missing here stay unchanged.
 _CSS_VALUE_BY_COLOR: Mapping[str, str] = {

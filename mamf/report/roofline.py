@@ -184,7 +184,7 @@ def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
     keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
-    # Skip a dtype whose only ceiling has another output dtype, for which find_rate returns None.
+    # Skip a dtype if all its ceilings have another output dtype. For such a dtype, find_rate returns None.
     ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
     # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
@@ -315,7 +315,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
 
 def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[RoofLine]:
     left, right = x_limits
-    # A rising ceiling gets no label if its rate is close to one of these.
+    # The rates of the rising ceilings so far. A ceiling gets no label if its rate is close to one of these rates.
     earlier_rates: list[float] = []
     for regime in roofs.regimes:
         compute = {
@@ -389,8 +389,9 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
     occupied = [(x, x, y) for x, y in (to_shares.transform(marker.position) for marker in chart.markers)]
 
     def write_label(text: str, target: DataPoint, place: DataPoint, side: str) -> None:
-        """Write a text at the first free place from ``place`` downward. If this is far below ``place``, join the text
-        by a line to the point ``target`` that it names. ``side``: the side of the text that is at ``place``.
+        """Write a text at the first free place from ``place`` downward. If the free place is far below ``place``, join
+        the text by a line to ``target``, the point that the text names. ``side``: the side of the text that is at
+        ``place``.
         """
         width = _LETTER_WIDTH_SHARE * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]

@@ -147,9 +147,11 @@ def make_time_columns() -> list[Column[Measurement]]:
     the interval.
     """
 
-    def make_time_column(name: str, read: Callable[[Measurement], float], title: str = "") -> Column[Measurement]:
+    def make_time_column(
+        name: str, read_seconds: Callable[[Measurement], float], title: str = ""
+    ) -> Column[Measurement]:
         return Column(
-            f"{name}_ms", title, lambda row: 1e3 * read(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
+            f"{name}_ms", title, lambda row: 1e3 * read_seconds(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
         )
 
     return [
@@ -189,7 +191,7 @@ def format_row_label(row: Measurement) -> str:
 
 
 def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
-    """Return the rows that have a rate, best first. References and trials that only rank algorithms are left out."""
+    """Return the rows that have a rate, best first, without references and without trials of a library's algorithms."""
     return rank_rows(row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
 
 
@@ -279,7 +281,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
         "" if best.device is None else describe_row_device(best),
-        # The first line already says if the interval is unknown.
+        # Leave out the remark about an unknown interval, because the line about the figure already says this.
         *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
     ]
     if any(details):
@@ -311,7 +313,7 @@ COMPARABLE_RATE_TITLE = "comparable"
 def make_device_record(row: Measurement) -> dict[str, Any]:
     """Return the fields of the summary that name the device of a row, if several devices shared the run.
     ``device_speed`` is the speed of this device divided by the speed of the first device, from the reference that both
-    measured; None if it is unknown.
+    devices measured. It is None if this ratio is unknown.
     """
     speed = row.device_speed and round_to_six_digits(row.device_speed)
     return {} if row.device is None else {"device": row.device, "device_speed": speed}

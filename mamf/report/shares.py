@@ -11,10 +11,12 @@ from typing import Any
 
 from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import (
+    MAX_COMPARABLE_DRIFT_SHARE,
     MAX_DRIFT_SHARE,
     MAX_SHARE_OF_CEILING,
     Ceiling,
     Ceilings,
+    compute_card_drift,
     compute_mamfu,
     compute_mamfu_error,
     compute_share_of_known_ceiling,
@@ -43,8 +45,8 @@ from mamf.report.document import (
     split_shared_parts,
 )
 
-#: Ends of the titles of matmul ceilings, by regime: the names of the maximum achievable and the maximum sustained
-#: matmul FLOPS.
+#: Texts at the end of the titles of matmul ceilings, by regime: the abbreviations of maximum achievable matmul FLOPS
+#: and maximum sustained matmul FLOPS.
 CEILING_TITLE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
@@ -230,8 +232,8 @@ class ShareCalculator:
         ]
 
     def yield_share_remarks(self, row: Measurement) -> Iterator[str]:
-        """Yield remarks about a row: its rate as a share of the ceilings of other dtypes, that the speed of the device
-        has changed since the ceiling was measured, or that a share is above 1.
+        """Yield remarks about the shares of a row: the share of the ceilings of other dtypes in which its kernel
+        multiplies, and warnings if the device became slower or faster than it was when the ceiling was measured.
         """
         for dtype in str(row.details.get("product_dtypes", "")).split():
             ceiling = find_rate(self.measured_ceilings, dtype, row.regime)
@@ -239,7 +241,10 @@ class ShareCalculator:
                 share = ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_card_drifted(row, self.measured_ceilings):
-            yield f"device speed drifted by more than {100 * MAX_DRIFT_SHARE:.0f} % since the ceiling was measured"
+            is_large = abs(compute_card_drift(row, self.measured_ceilings) or 0.0) > MAX_COMPARABLE_DRIFT_SHARE
+            limit = MAX_COMPARABLE_DRIFT_SHARE if is_large else MAX_DRIFT_SHARE
+            advice = ", so do not compare this rate with others: measure again on an idle device" if is_large else ""
+            yield f"device speed drifted by more than {100 * limit:.0f} % since the ceiling was measured{advice}"
         mamfu = compute_mamfu(row, self.measured_ceilings)
         # A drift of the device's speed and the error of the timer explain a MAMFU of up to ``max_plausible_mamfu``.
         max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)

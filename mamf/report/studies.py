@@ -43,7 +43,7 @@ from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
 NORMAL_DATA, ZERO_DATA = "normal", "zeros"
-#: Causes of the step from zeros to random numbers ("real data") if the rates do not show a loss.
+#: Texts that explain the step of the waterfall from zeros to random numbers ("real data") if no loss was measured.
 NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
 NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel"
 #: Smallest share of the power limit at which reports say that a device is at its power limit.
@@ -176,8 +176,8 @@ def _make_measured_step(name: str, row: Measurement | None, cause: str) -> Water
 
 
 def _describe_timer_accuracy(row: Measurement | None) -> str:
-    """Return the error of the timer as the end of a cause, for a step that is compared with the datasheet. Return an
-    empty text if the error is unknown.
+    """Return a clause with the error of the timer, which ends the text about a step that is compared with the
+    datasheet. Return an empty text if the error is unknown.
     """
     return f"; timer error up to {100 * row.accuracy:.1f} %" if row is not None and row.ok and row.accuracy else ""
 
@@ -196,7 +196,7 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
 
 
 def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
-    """Describe power, energy, clock and throttling of a sustained row, which explain why it is slower than burst."""
+    """Describe power, energy, clock and throttling of a sustained row, which explain why it is slower than in burst."""
     if row is None or not row.ok:
         return ""
     conditions, limit = row.conditions, info.power_limit_watts
@@ -378,8 +378,8 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 
 
 def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """Return the percentage of its rate that each work keeps while both run, as a text with the lowest and the highest
-    of all pairs, by the name of the work.
+    """Return how much of its rate the matmul, and how much the other work, keeps while both run: the lowest and the
+    highest percentage over all pairs, as a text. The keys are the names of the two works.
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
@@ -389,14 +389,14 @@ def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
 
 
 def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the share of its rate that each work keeps, or an empty list if no pair is complete."""
+    """Return a line with the share of its rate that each of the two works keeps. No line if no pair is complete."""
     texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_rate_ranges(rows).items()]
     return [f"while both run, {' and '.join(texts)}"] if texts else []
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
-    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``: its
-    duration with overlap, the pair whose rates give it, and its duration without overlap.
+    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``: the
+    duration with overlap, the matmul that runs in this step, and the duration without overlap.
     """
     for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
         best = min(same_work, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])

@@ -57,8 +57,8 @@ def count_verified_items(rows: MeasuredRows) -> dict[str, int]:
 
 
 def _collect_problem_ids(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
-    """Return a tuple for each distinct problem of ``rows`` that identifies this problem. A problem has several rows if
-    the user requested it by its number.
+    """Return the distinct problems of ``rows``, each as a tuple that identifies the problem. Several rows may have the
+    same problem, because users can request a problem again by its number.
     """
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 
@@ -76,8 +76,8 @@ def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[flo
     """
 
     def find_share_with_probability(probability: float, count: int) -> float:
-        """Return the share of wrong results with which ``probability`` is the probability of at most ``count`` wrong
-        results.
+        """Find the share of wrong results in all results for which at most ``count`` of the checked results are wrong
+        with probability ``probability``.
         """
         low, high = 0.0, 1.0
         while high - low > 1e-9:

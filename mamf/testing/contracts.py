@@ -273,7 +273,7 @@ class AttentionKernelContract(AnyKernelContract):
 class OperationContract:
     """The tests that every operation must pass.
 
-    Define the fixtures ``backend``, ``operation`` and ``kernel``. The kernel must be one of the operation.
+    Define the fixtures ``backend``, ``operation`` and ``kernel``. The kernel must belong to the operation.
     """
 
     def test_shapes_stay_equal_when_formatted_and_parsed(

@@ -186,8 +186,8 @@ class SimulatedSensors:
 class SimulatedBackend(Backend):
     """One simulated device, whose time advances only when its methods are called.
 
-    - ``faults``: by shape, an exception to raise when the shape's result is verified, or "wrong_result" to make the
-      result wrong.
+    - ``faults``: what goes wrong when mamf verifies the result of a shape, by shape: an exception to raise, or
+      "wrong_result" for a wrong result.
     - ``on_launch``: a function that is called before each launch with the number of launches, including this launch.
       Tests use it to interrupt or kill the process.
     - ``physics``: the default properties of devices of this class. ``device_physics``: the properties of this device.
@@ -211,7 +211,7 @@ class SimulatedBackend(Backend):
     def __init__(self, index: int = 0, physics: Physics | None = None, seed: int = 0) -> None:
         count = self.count_devices()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}: the number of its devices is {count}")
+            raise UnavailableError(f"{self.name} has no device {index}: choose an index from 0 to {count - 1}")
         self.index = index
         self.device_physics = physics or self.physics
         self.random = random.Random(seed)
@@ -219,20 +219,20 @@ class SimulatedBackend(Backend):
         self.faults: dict[object, Exception | str] = {}
         self.launch_count = 0
         self.host_time = self.device_time = self.cycle_counter = 0.0
-        # The clock while a kernel computes, as a share of the clock that sensors read.
+        # The actual clock as a share of the clock that sensors read. It is below 1 while a kernel computes.
         self._true_clock_share = 1.0
         self.mean_watts = self.device_physics.idle_watts
         # How hot the device is, from 0 (idle for a long time) to 1 (at its power limit for a long time).
         self.heat_share = 0.0
-        # Pairs of a time in seconds and the joules used until that time, about one pair per millisecond.
+        # Pairs of a time in seconds and the joules that the device has used until this time, one pair per millisecond.
         self._energy_history = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
         # The key of the operand set of the last launch, whose operands may still be in the cache.
         self.cached_operands_key: object = None
-        # Whether a mark precedes the next launch, so that the overhead of the timer adds to the time of this launch.
+        # Whether the next launch comes right after a mark. If so, the overhead of the timer adds to the launch's time.
         self.is_after_mark = False
-        # The device is faster until rested_end_time, because it has rested, and slower until fully_awake_time, because
-        # it is still waking up.
+        # After the device was idle, it is faster until rested_end_time, because it is rested, but slower until
+        # fully_awake_time, because it must wake up first.
         self.rested_end_time = self.fully_awake_time = 0.0
         self.interval_count = 0
         # When the device finishes each of the last launches, of which ``queue_capacity`` can be queued.
@@ -266,7 +266,7 @@ class SimulatedBackend(Backend):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether a thermal reason halves the clock now. Each 0.1 s has a throttled and an unthrottled part."""
+        """Whether the device now runs at half its clock because of heat. It does so at the start of each 0.1 s."""
         return (10 * self.device_time) % 1.0 < self.device_physics.throttled_time_share
 
     def read_joules(self) -> float:
@@ -290,14 +290,14 @@ class SimulatedBackend(Backend):
         self.host_time = max(self.host_time, self.device_time)
 
     def draw_run_variation(self) -> None:
-        """Draw at random how much slower or faster launches are during a run of mamf and its first visit."""
+        """Draw at random by how much a run of mamf, and the measurement of its first shape, is slower or faster."""
         self._run_variation_by_capped = {
             capped: self._draw_deviation(capped, "run_deviation") for capped in self._variation_by_capped
         }
         self.draw_visit_variation()
 
     def draw_visit_variation(self) -> None:
-        """Draw at random how much slower or faster launches are during a visit, which measures one shape."""
+        """Draw at random by how much a visit, which is one measurement of a shape, is slower or faster than others."""
         self._time_factor_by_capped = {
             capped: (1 + run_variation) * (1 + self._draw_deviation(capped, "visit_deviation"))
             for capped, run_variation in self._run_variation_by_capped.items()
@@ -308,7 +308,7 @@ class SimulatedBackend(Backend):
         return 0.0 if variation is None else self.random.gauss(0.0, getattr(variation, field))
 
     def _compute_time_factor(self) -> float:
-        """Return the ratio of a launch's time to its mean, which depends on the current run, visit and clock."""
+        """Return the time of a launch divided by its mean over many runs, for the current run, visit and clock."""
         factor = self._time_factor_by_capped[self.is_capped]
         if self.is_capped and self.device_physics.clock_alternation_share:
             is_low = int(self.device_time / self.device_physics.clock_alternation_seconds) % 2
@@ -362,8 +362,8 @@ class SimulatedBackend(Backend):
     def compute_matmul_cycles(self, shape: MatmulShape) -> float:
         """Return how many clock cycles a matmul of this shape takes.
 
-        The compute units compute the output in waves of tiles (128x256 elements). Each tile has a fixed start-up cost,
-        which takes as long as 200 elements of K, so a matmul with a short K is less efficient.
+        The compute units compute the output in waves of tiles (128x256 elements). The start of each tile takes as long
+        as 200 elements of K, so a matmul with a short K is less efficient.
         """
         units = self.device_physics.compute_units
         tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
@@ -387,8 +387,8 @@ class SimulatedBackend(Backend):
         self._true_clock_share = 1.0
 
     def launch_memory_transfer(self, nbytes: float, operands_key: object) -> None:
-        """Simulate the launch of a kernel that reads and writes ``nbytes`` bytes of memory. Its time does not depend on
-        the clock.
+        """Simulate the launch of a kernel that reads and writes ``nbytes`` bytes of memory. The launch's time does not
+        depend on the clock.
         """
         is_cached = self.cached_operands_key == operands_key and nbytes <= self.device_physics.cache_bytes
         rate = (is_cached and self.device_physics.cache_bandwidth) or self.device_physics.memory_bandwidth

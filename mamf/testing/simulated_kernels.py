@@ -18,7 +18,7 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape
 from mamf.testing.simulated import Physics, SimulatedBackend
 
-# Maximum relative error of a correct result, for a problem without a tolerance.
+# Maximum relative error of a correct result, for problems that have no tolerance.
 _DEFAULT_TOLERANCE = 1e-2
 
 
@@ -141,7 +141,7 @@ class SimulatedMatmul(SimulatedKernel[MatmulProblem, MatmulShape], MatmulKernel)
 
     def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.dtype == "int8" or problem.out_dtype == "int32":
-            return "the simulated device does not support matmuls of integers"
+            return "the simulated device does not support matmuls of integers; use bfloat16"
         return None
 
     def make_launch_function(
@@ -163,12 +163,12 @@ def prepare_simulated_launches(
     - ``tolerance``: the maximum relative error of a correct output.
     - ``make_launch``: makes the function that simulates a launch, from the index of its operand set.
 
-    An output is correct if the device has no fault for the shape, and a launch wrote the output after mamf had
-    overwritten it with invalid values.
+    The output of an operand set is correct if the device has no fault for the shape, and if a launch wrote the output
+    after mamf had last filled it with invalid values.
     """
     device.draw_visit_variation()
     written_outputs: set[int] = set()
-    # Use a separate random generator for flipped bits, so that other random values do not depend on them.
+    # Use a separate random generator for flipped bits, so that other random values do not change if bits flip.
     flip_random, is_last_output_flipped = random.Random(f"{device.fault_seed} {device.launch_count}"), [False]
     faulty_cells = _find_cells_of_faulty_unit(device.device_physics, shape)
 
@@ -214,7 +214,9 @@ def prepare_simulated_launches(
 
 
 def _find_cells_of_faulty_unit(physics: Physics, shape: object) -> WrongCells:
-    """Return the cells (blocks) of a matmul's output that the faulty compute unit computes, if a unit is faulty."""
+    """Return the cells (square blocks) of a matmul's output that the faulty compute unit computes; none if no unit is
+    faulty.
+    """
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)
     cell_rows, cell_columns, tile_columns = (

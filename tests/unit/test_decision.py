@@ -89,7 +89,7 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
 
     warm, cold = (compare(at(celsius, 1.0, 0), at(46.0, 1.006, 1)) for celsius in (46.0, 34.0))
     assert (warm.is_slower(), cold.is_slower()) == (True, False)
-    assert cold.pooled_rows[0].by_temperature == pytest.approx(12 * known.per_degree)
+    assert cold.pooled_rows[0].temperature_effect == pytest.approx(12 * known.per_degree)
     assert cold.pairs[0].interval.half_width > warm.pairs[0].interval.half_width + 0.004
     assert "A was at 34 C and B at 46 C, which makes the interval wider" in "\n".join(lines_of(cold))
     assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].temperature_effect == 0.0
@@ -132,7 +132,7 @@ def test_runs_of_a_side_that_lie_far_apart_are_believed():
 
     assert of_runs(0.0005).is_regression(0.01)
     assert not of_runs(0.02).is_regression(0.01)
-    assert of_runs(0.02).degrees == 2
+    assert of_runs(0.02).degrees_of_freedom == 2
 
 
 def test_the_smallest_loss_is_found_with_95_percent():

@@ -51,7 +51,7 @@ def test_a_packed_file_of_much_is_refused(folder, capsys, monkeypatch):
     monkeypatch.setattr(finder, "MAX_FINDER_LOG_BYTES", 1 << 20)
     Path("mm.gz").write_bytes(gzip.compress(b"a" * (64 << 20)))
     assert imported("mm.gz") == 2
-    assert "has more than 1 MiB" in capsys.readouterr().err
+    assert "has at most 1 MiB" in capsys.readouterr().err
 
 
 def test_what_is_there_is_kept_and_nothing_written_beside_it(folder, capsys):

@@ -207,6 +207,18 @@ def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
     assert " ms without overlap" in resumed
 
 
+def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
+    monkeypatch.setattr("mamf.operations.overlap.WorkPairKernel", SimulatedPair)
+    pairs = ("--shapes", f"{LARGE}+1GiB", f"{LARGE}+64MiB", "--beside", "to_host", "to_device")
+    code, _, err = run(
+        "overlap", "--backend", "two_queues:TwoQueues", *pairs, "--budget", "30s", "--output", "log.jsonl"
+    )
+    assert code == 0, err
+    summary = read_run_log(run.folder / "log.jsonl").summary
+    assert (summary["status"], summary["measured"]) == ("complete", 16)
+    assert summary["elapsed_seconds"] <= 1.2 * 30
+
+
 @pytest.mark.parametrize(
     ("options", "told"),
     [

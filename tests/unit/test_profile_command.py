@@ -401,7 +401,7 @@ def test_a_module_runs_as_python_m_runs_it(tmp_path, monkeypatch, capsys):
     assert json.loads(first) == ["__main__", "held.within", [str(package / "train.py"), "--steps", "9"]]
     assert report.lstrip().startswith("held.within.train on the CPU: 1 step of")
     assert main([*SHORTLY, "-m", "nowhere.train"]) == 2
-    assert capsys.readouterr().err == "mamf: cannot run nowhere.train: there is no such module\n"
+    assert capsys.readouterr().err == "mamf: cannot run nowhere.train: there is no such module; check its name\n"
 
 
 def test_an_error_of_the_profiler_ends_no_script(script, monkeypatch, capsys):

@@ -230,7 +230,7 @@ def test_sustained_does_not_count_the_time_in_which_the_host_leaves_the_device_i
     )
     assert sleepy.rate("mean") == pytest.approx(steady.rate("mean"), rel=0.003)
     assert not steady.remarks
-    assert [remark for remark in sleepy.remarks if "could not keep the device busy" in remark]
+    assert [remark for remark in sleepy.remarks if "the host could not keep it busy" in remark]
 
 
 def test_power_without_ticks_is_that_of_the_sensor():

@@ -104,6 +104,10 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     assert "ran cudnn" in list_row_remarks(replace(row, details={"ran": "cudnn"}), ShareCalculator(HEADER))
     held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
     shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): held})
-    for seen, has_card_drifted in ((799.0, False), (700.0, True)):
-        found = list_row_remarks(replace(row, details={"reference_tflops": seen}), shares)
-        assert any("device speed drifted" in text for text in found) == has_card_drifted
+    drifts = {}
+    for reference_tflops in (799.0, 770.0, 700.0):
+        found = list_row_remarks(replace(row, details={"reference_tflops": reference_tflops}), shares)
+        drifts[reference_tflops] = [text for text in found if "device speed drifted" in text]
+    assert drifts[799.0] == []
+    assert ["more than 1 %" in text and "do not compare" not in text for text in drifts[770.0]] == [True]
+    assert ["more than 10 %" in text and "do not compare" in text for text in drifts[700.0]] == [True]

@@ -69,7 +69,7 @@ def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):
     log, writer = RunLogWriter.resume(log_path)
     assert log.tier == "complete"
     with writer:
-        writer.write_resume(log, {})
+        writer.write_resume_record(log, {})
         writer.write("measurement", make_measurement_record(rows[0]))
     assert read_run_log(log_path).tier == "interrupted"
 
@@ -92,7 +92,7 @@ def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
     assert resumed.measurements == log.measurements
     assert part.read_bytes() == data[:end]
     with writer:
-        writer.write_resume(log, {"notes": "once more"})
+        writer.write_resume_record(log, {"notes": "once more"})
         writer.write("summary", SUMMARY)
     assert read_run_log(part).summary == {"record": "summary", **SUMMARY}
     assert part.read_bytes().startswith(data[: log.valid_bytes])
@@ -118,13 +118,13 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
     ("line", "complaint"),
     [
         ('{"record": "header", "schema": 99}', "the log has schema 99, but this mamf reads schema 5"),
-        ('{"record": "measurement"}', "not a header"),
+        ('{"record": "measurement"}', "the first record of a run log must be a header"),
         ("plain text", "not a JSON object"),
         ("[1]", "not a record"),
         ('{"record": "header", "schema": 5}', "missing field `tool`"),
         (
             '{"record": "header", "schema": 3}',
-            "schema 3, not 5: mamf 0.2 is the last release",
+            "schema 3, not 5: read or convert it with mamf 0.2",
         ),
     ],
 )
@@ -231,7 +231,7 @@ def test_what_a_log_lost_while_it_was_waited_for_is_not_cut_off(log_path):
     whole = log_path.read_bytes()
     log, second = RunLogWriter.resume(log_path)
     with second:
-        second.write_resume(log, {})
+        second.write_resume_record(log, {})
     assert log.summary["reason"] == "of the first"
     assert log_path.read_bytes().startswith(whole)
 

@@ -140,7 +140,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
     for command in (["compare", "log.jsonl", "log.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
         code, out, err = run(*command)
-        assert (code, out, "log.jsonl is the log of a verification and has no rates" in err) == (2, "", True)
+        assert (code, out, "log.jsonl is a log of 'mamf verify' and has no rates" in err) == (2, "", True)
     code, out, _ = run("results", "check", "log.jsonl")
     assert (code, out.count("error: "), "this is a log of 'mamf verify', which results/ does not collect" in out) == (
         1,

@@ -13,7 +13,7 @@ from pathlib import Path
 from mamf.cli.reading import read_log, yield_local_file
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.cli.watching import REGRESSION_EXIT_CODE
-from mamf.errors import DEFAULT_REGRESSION_TOLERANCE, UsageError, parse_share
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, UsageError, parse_share
 
 EXAMPLES = """examples:
   mamf compare before.jsonl after.jsonl                 exit code 3 if anything is slower by more than 1 %
@@ -41,7 +41,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tolerance",
         type=parse_share,
-        default=DEFAULT_REGRESSION_TOLERANCE,
+        default=DEFAULT_COMPARISON_TOLERANCE,
         metavar="SHARE",
         help="exit with code 3 if a row of B is slower than in A by more than this share, or if all rows together are "
         "slower by more than a quarter of this share (default: 1%%)",

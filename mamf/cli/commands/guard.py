@@ -208,7 +208,7 @@ class _GuardSession(Session):
         header = self.resumed_log.header if self.resumed_log else self.measured_run.build_header()
         differences = find_blocking_differences(baseline.header, header)
         if self.options.compared_figure == COMPARE_CYCLES:
-            differences = [difference for difference in differences if not difference.is_of_card]
+            differences = [difference for difference in differences if not difference.is_card_difference]
         if differences:
             raise IncomparableError(
                 f"{baseline.path} is not comparable with this run: {', '.join(map(str, differences))}; measure a new "

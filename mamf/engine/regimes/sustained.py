@@ -282,8 +282,8 @@ class SustainedRegime(Regime):
         loaded_seconds = statistics.fmean(samples.seconds_per_launch) * samples.launch_count
         if idle_seconds > _MAX_IDLE_SHARE * loaded_seconds:
             samples.remarks.append(
-                f"the host could not keep the device busy: it idled for {idle_seconds:.2g} s between "
-                f"{loaded_seconds:.2g} s of load; the rate does not count this idle time"
+                f"the device idled for more than {_MAX_IDLE_SHARE:.0%} of the time, because the host could not keep it "
+                "busy; the rate does not count the idle time"
             )
         # Compute the mean power between two changes of the counter. NVIDIA's counters change every 0.1 s, so between
         # any other two moments of a visit of 1 s, the mean power would be up to 10 % off.

@@ -29,7 +29,7 @@ from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict, explain_unsupported
 from mamf.logs.compared_rows import ComparedRow, combine_measurements, group_by_step
-from mamf.logs.judging import DEFAULT_REGRESSION_TOLERANCE, UNDECIDED, judge_claims, needs_repetition
+from mamf.logs.judging import DEFAULT_GUARD_TOLERANCE, UNDECIDED, judge_claims, needs_repetition
 from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.matmul.operation import make_problem
@@ -51,7 +51,7 @@ class GuardStrategy(RowsStrategy):
         self,
         setup: RunSetup,
         baseline: Mapping[object, ComparedRow] | None = None,
-        tolerance: float = DEFAULT_REGRESSION_TOLERANCE,
+        tolerance: float = DEFAULT_GUARD_TOLERANCE,
     ) -> None:
         super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance

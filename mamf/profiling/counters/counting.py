@@ -12,7 +12,8 @@ from mamf.profiling.counters.ncu import CountersKey, Ncu, encode_counters, make_
 
 
 class HardwareCounterStrategy(RowsStrategy):
-    """A strategy that measures each kernel with each shape of a plan, and reads its hardware counters right after.
+    """A strategy that measures each kernel with each shape of a plan. After each measurement it reads the kernel's
+    hardware counters.
 
     ``keys_with_counters``: the keys of all kernels, problems and shapes whose counters have been read, by this run or
     by the earlier run that it resumes.
@@ -45,7 +46,8 @@ class HardwareCounterStrategy(RowsStrategy):
 
 
 def find_rows_without_counters(rows: Sequence[Measurement], keys_with_counters: set[CountersKey]) -> list[Measurement]:
-    """Return the successful rows whose counters have not been read. Leave out reference rows, which mamf measures only
-    to compare other rows with them.
+    """Return the successful measurements whose counters have not been read.
+
+    Leave out reference measurements, with which mamf only compares other measurements.
     """
     return [row for row in rows if row.ok and not row.is_reference and make_counters_key(row) not in keys_with_counters]

@@ -51,7 +51,7 @@ OCCUPANCY_LIMIT_METRICS = {
     "warps": "launch__occupancy_limit_warps",
     "blocks": "launch__occupancy_limit_blocks",
 }
-#: The metrics that can be added up over the device kernels of a launch. The others are percentages or sizes.
+#: The metrics whose values can be added over the device kernels of a launch. The others are percentages or sizes.
 SUMMED_METRICS = (ELAPSED_CYCLES, DURATION_NANOSECONDS, DRAM_BYTES_READ, DRAM_BYTES_WRITTEN, INSTRUCTION_COUNT)
 NCU_METRICS = (
     *SUMMED_METRICS,
@@ -214,7 +214,9 @@ def read_logged_counters(log: RunLog) -> dict[CountersKey, LaunchCounters]:
     try:
         return {make_counters_key(counters): counters for counters in map(_decode_counters, log.counter_records)}
     except MALFORMED_LOG_ERRORS as error:
-        raise RunLogError(f"{log.path} has an invalid record of counters: {describe_error(error)}") from None
+        raise RunLogError(
+            f"{log.path} has an invalid record of counters ({describe_error(error)}): run 'mamf counters' again"
+        ) from None
 
 
 def _decode_counters(record: Mapping[str, Any]) -> LaunchCounters:
@@ -241,8 +243,8 @@ MIN_BUSY_PERCENT = 60.0
 _MIN_KERNEL_SECONDS = 5e-6
 # If a kernel has fewer waves of blocks than this, most compute units of the device are idle.
 _MIN_WAVES = 0.5
-# mamf also times launches back to back without ncu. If the device kernels of a launch run for less than this share of
-# the time from one launch to the next, the gaps between the kernels bound the speed.
+# If the device kernels of a launch run for less than this share of the time from one launch to the next, the gaps
+# between the kernels bound the speed. mamf measures the time from launch to launch without ncu, back to back.
 _MIN_KERNEL_TIME_SHARE = 0.7
 # If the longest device kernel takes at least this share of a launch's cycles, its bound is reported as the bound of the
 # whole launch, without the kernel's name.
@@ -255,7 +257,7 @@ class Bound:
     """What limits the speed of a launch.
 
     - ``limiter``: a part of the device, such as "tensor pipe", or "launch", "latency" or "unknown".
-    - ``evidence``: one line with the figures that show this.
+    - ``evidence``: one line with the figures that show what the limiter is.
     """
 
     limiter: str
@@ -332,7 +334,7 @@ def compute_busy_percent_by_part(kernel: DeviceKernelCounters) -> dict[str, floa
         get_percent(L2_PERCENT),
         get_percent(MEMORY_PIPES_PERCENT),
     )
-    # All traffic of device memory passes through the L2, so the L2 is busy whenever the memory is. Report the memory.
+    # All traffic of device memory passes through the L2, so the L2 is busy if the memory is. Report only the memory.
     is_memory_busy = dram is not None and dram >= MIN_BUSY_PERCENT
     specific_percents = {each for each in (tensor, dram, l2) if each is not None}
     return {
@@ -385,7 +387,7 @@ class Ncu:
         ]
 
     def read_kernel_counters(self, kernel: str, row: Measurement) -> LaunchCounters:
-        """Run ncu and return the counters of the kernel, problem and shape of a row.
+        """Run ncu and return the counters of the kernel, problem and shape of a measurement (``row``).
 
         ``kernel``: the kernel's name as the user gave it. If ncu fails, the result has a ``missing_reason`` and no
         counters. Raises UnavailableError if the driver does not let this user read counters, or ncu cannot be started.
@@ -433,9 +435,9 @@ def find_ncu(name: str | None) -> str:
 
 
 def explain_ncu_failure(output: str, error_output: str) -> str:
-    """Return one line that says why ncu read no counters: the program's last error and ncu's first error.
+    """Return one line that says why ncu read no counters: ncu's first error and the last error of ``mamf run``.
 
-    ``output``, ``error_output``: what ncu and the program wrote to stdout and stderr.
+    ``output``, ``error_output``: what ncu and ``mamf run`` wrote to stdout and stderr.
     """
     program_errors = [
         line for line in error_output.splitlines() if line.strip() and not line.startswith(_NCU_MESSAGE_PREFIX)

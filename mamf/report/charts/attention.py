@@ -91,7 +91,7 @@ def make_attention_chart(
         known = ", ".join(dict.fromkeys(row.problem.direction for row in rows if row.ok))
         raise UsageError(
             f"the log has no rate in {regime} for {' or '.join(directions or ())} to draw, only for {known}: "
-            "choose one of these"
+            "choose one of these with --direction"
         )
     is_by_queries = (
         count_facet_values(LENGTH_FACET, measured) == 1 and count_facet_values(QUERY_COUNT_FACET, measured) > 1

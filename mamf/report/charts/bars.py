@@ -35,12 +35,11 @@ _PAGE_BAR_INCHES, _PAGE_GAP_INCHES, _PAGE_LINE_INCHES, _PAGE_FRAME_INCHES = 0.3,
 _MAX_PAGE_LABEL_CHARACTERS = 60
 # Height of the vertical axis, as a multiple of the height of the highest bar or interval.
 _AXIS_HEIGHT_FACTOR = 1.12
-# Smallest height of a part, as a share of the highest bar, for which its value fits into the part: in an image file,
-# and on a web page.
+# Minimum length of a part in which its value is written, as a share of the highest bar: in image files, on web pages.
 _MIN_LABELED_PART_SHARE, _MIN_LABELED_PAGE_PART_SHARE = 0.045, 0.1
 _FAINT_OPACITY = 0.3
-# Maximum number of characters that all labels below the bars of an image file have in one line, and the minimum number
-# of characters in one line of a label.
+# Labels below the bars of an image file: the maximum number of characters that the first lines of all labels have
+# together, and the minimum number of characters of a line of one label.
 _MAX_CHARACTERS_OF_ALL_LABELS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
@@ -125,7 +124,7 @@ class StackedChart(Picture):
         return textwrap.wrap(label, _MAX_PAGE_LABEL_CHARACTERS)
 
     def get_part_color_and_opacity(self, name: str) -> tuple[str, float]:
-        """Return the color and opacity of the parts with a name."""
+        """Return the color and opacity of all parts that are called ``name``."""
         return choose_styles(self.part_names)[name].color, _FAINT_OPACITY if name in self.faint_part_names else 1.0
 
     def make_legend(self) -> LegendEntries:

@@ -33,7 +33,7 @@ _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
 #: Places of a label relative to its marker, the preferred place first: the distance to the right and up in 1/72 inch,
 #: and whether the text ends at this place instead of beginning at it.
 _LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
-#: Approximate shares of the picture's width and height that the axes take, and the width of a letter in font sizes.
+#: Approximate shares of the picture's width and height that the axes take, and width of a letter divided by font size.
 _AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH_FONT_SIZES = 0.94, 0.72, 0.6
 #: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
@@ -56,8 +56,8 @@ class ClockPoint:
 
 @dataclass(frozen=True)
 class ClockChart(Picture):
-    """A chart of cycles used against clock. ``tflops_per_mhz``: the rate of all compute units for each MHz if they use
-    every cycle, which places the lines of equal TFLOPS.
+    """A chart of cycles used against clock. ``tflops_per_mhz``: the rate of all compute units, divided by the clock, if
+    the units use every cycle. It determines the position of the lines of equal TFLOPS.
     """
 
     points: tuple[ClockPoint, ...]

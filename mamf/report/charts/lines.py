@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Margin at each end of a horizontal axis, as a share of the range of the positions.
 _AXIS_MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
-# Prefixes of units, by the power of 1000 or 1024.
+# Prefixes of units. The index of a prefix is its power of 1000 or 1024.
 _PREFIXES = ("", "k", "M", "G", "T")
 # Maximum number of characters of all tick labels on an axis that is as wide as an image file.
 _MAX_TICK_LABEL_CHARACTERS = 140
@@ -175,8 +175,8 @@ def make_labeled_ticks(
 
 
 def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
-    """Return ticks at the multiples of a power of two: the smallest one that divides the range of sizes into at most
-    ten steps.
+    """Return ticks at all multiples of a step within the range of sizes. The step is the smallest power of two that
+    divides this range into at most ten parts.
     """
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:

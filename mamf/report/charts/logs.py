@@ -33,9 +33,9 @@ _MAX_LISTED_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
-    """Return the point of a row at position ``x``. Its value is the rate by which the row is ranked, multiplied by
-    ``factor``. The point has an interval only if the row has one for this rate, not for another statistic. If several
-    devices shared the run, the rate is scaled to the first device.
+    """Return the point of a row at position ``x``. Its value is the rate by which rows are ranked, multiplied by
+    ``factor``. The point has no interval if the interval of the row is unknown or is that of another statistic. If
+    several devices shared the run, the rate is scaled to the first device.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -54,15 +54,16 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
         raise UsageError("the log has no measured row, so there is nothing to draw: give another log")
     if requested is not None and requested not in measured:
         raise UsageError(
-            f"the log has no rate in regime {requested} to draw, only in {', '.join(measured)}: choose one of these"
+            f"the log has no rate in regime {requested} to draw, only in {', '.join(measured)}: choose one of these "
+            "with --regime"
         )
     return [requested] if requested else measured
 
 
 def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
     """Return the regimes to draw and their rows that have a rate, without references (rows that a run repeats to see
-    drift) and without trials that rank algorithms. Raises UsageError if the requested regime, or every regime, has no
-    rate.
+    drift) and without the trials in which a run ranks the algorithms of a library. Raises UsageError if the requested
+    regime, or every regime, has no rate.
     """
     regimes = choose_regimes(rows, requested)
     candidates = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
@@ -150,8 +151,8 @@ def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[in
 def make_find_chart(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw the rows of a find (a search for the fastest matmul) in the order of measurement, with a color for each
-    phase of the search and a panel for each regime.
+    """Draw the rows of ``mamf find``, which searches for the fastest matmul, in the order of measurement, with a color
+    for each phase of the search and a panel for each regime.
     """
     regimes = choose_regimes(rows, regime)
     confirmed = {name: ceilings[name] for name in regimes if name in ceilings}

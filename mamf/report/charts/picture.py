@@ -226,8 +226,8 @@ def _measure_height(part: Text | Any) -> float:
 
 
 def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
-    """Set the grid, colors and title of a panel, which all charts share. ``grid``: the axis whose ticks get
-    grid lines.
+    """Set the title of a panel, and the grid and the colors that the panels of all charts have. ``grid``: the axis
+    whose ticks get grid lines.
     """
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]

@@ -283,7 +283,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     reports_memory: ClassVar[bool] = False
     #: Whether results of this kernel also include the device memory that the process reserved. To measure it, mamf
     #: releases cached blocks first. This slows down launches of a few microseconds, which must then allocate memory.
-    reports_reserved: ClassVar[bool] = False
+    reports_reserved_memory: ClassVar[bool] = False
     #: Whether the regime ``burst``, which times short trains (series of launches), refuses this kernel if one launch
     #: takes longer than a train should take. If False, burst measures trains of one launch.
     must_fit_in_burst: ClassVar[bool] = False
@@ -364,7 +364,7 @@ def explain_unsupported(kernel: AnyKernel, backend: Backend, problem: Any, shape
     return kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
 
 
-def count_operand_sets(problem: Problem, shape: object, cache_bytes: int | None) -> int:
+def choose_operand_set_count(problem: Problem, shape: object, cache_bytes: int | None) -> int:
     """Return the number of operand sets whose total size exceeds twice the cache: at least 3, at most 64.
 
     ``cache_bytes``: the size of the last-level cache in bytes; None if unknown, for which the result is 3.

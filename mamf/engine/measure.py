@@ -134,7 +134,7 @@ class _RowMeasurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
         if reason := explain_unsupported(kernel, backend, problem, shape):
             return self.make_row("unsupported", reason)
-        sets = self.regime.count_operand_sets(problem, shape, backend.info.cache_bytes)
+        sets = self.regime.choose_operand_set_count(problem, shape, backend.info.cache_bytes)
         with kernel.apply_settings(backend, problem):
             checked = CheckedKernel(
                 kernel.prepare(backend, problem, shape, self.operand_pool, sets, self.regime.must_rewrite_output)
@@ -146,12 +146,14 @@ class _RowMeasurement:
                 launch_seconds = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_PER_TIME_ESTIMATE))
                 if reason := self.regime.explain_why_too_long(launch_seconds):
                     return self.make_row("unsupported", reason)
-            if kernel.reports_reserved:
+            if kernel.reports_reserved_memory:
                 checked.poison_outputs()
                 backend.release_cached_memory()  # Do not count blocks that the allocator kept from earlier launches.
             peak = measure_launch_bytes(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = (
-                backend.read_peak_reserved_memory_bytes() if kernel.reports_reserved and peak is not None else None
+                backend.read_peak_reserved_memory_bytes()
+                if kernel.reports_reserved_memory and peak is not None
+                else None
             )
             samples = self.regime.take_and_verify_samples(checked, self.stopping_rule, launch_seconds)
             self.measure_true_clock(checked, samples)

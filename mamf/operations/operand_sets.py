@@ -261,7 +261,7 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
         return ""
     if type(result) is not torch.Tensor or result.layout != torch.strided or result.is_neg():
         kind = f"{type(result).__name__} ({result.layout}{', negated on read' if result.is_neg() else ''})"
-        return f"the launch returned a {kind}: it must return a plain strided torch.Tensor with computed values"
+        return f"the launch returned a {kind}: it must return an ordinary dense torch.Tensor whose values are computed"
     actual_type, expected_type = (f"{each.dtype} {tuple(each.shape)} on {each.device}" for each in (result, expected))
     return "" if actual_type == expected_type else f"the launch returned a tensor of {actual_type}, not {expected_type}"
 

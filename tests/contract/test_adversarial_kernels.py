@@ -218,7 +218,7 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
     started, problem = REGIMES[regime](cpu), product("float32")
     started.prepare_device()
     # One launch an operand set: what rotates would need a memory for each.
-    monkeypatch.setattr(started, "count_operand_sets", lambda *arguments: 1)
+    monkeypatch.setattr(started, "choose_operand_set_count", lambda *arguments: 1)
     pool = cpu.make_operand_pool("normal", 0)
     row = measure_row(
         Adversary(cheat()), problem, MatmulShape(512, 512, 512), started, pool, StoppingRule(max_seconds=0.2)

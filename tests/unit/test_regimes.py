@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mamf.ceilings.ceiling import summarize_conditions
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, ClassicRegime, StoppingRule, SustainedRegime
-from mamf.kernel import count_operand_sets
+from mamf.kernel import choose_operand_set_count
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import SimulatedSensors
@@ -188,7 +188,7 @@ def test_sustained_rotates_operands_past_twice_the_cache():
 @given(st.integers(16, 8192), st.integers(16, 8192), st.integers(1, 10**9))
 def test_operand_sets_exceed_twice_the_cache(m, k, cache):
     shape = MatmulShape(m, m, k)
-    sets = count_operand_sets(MatmulProblem(), shape, cache)
+    sets = choose_operand_set_count(MatmulProblem(), shape, cache)
     assert 3 <= sets <= 64
     assert sets == 64 or sets * MatmulProblem().count_bytes(shape) >= 2 * cache
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from mamf.backend import Backend, Reading, Unavailable
 from mamf.errors import MamfError, PluginError, get_catchable_plugin_errors
-from mamf.kernel import Prepared, Problem, Verdict, count_operand_sets, describe_wrong_cells
+from mamf.kernel import Prepared, Problem, Verdict, choose_operand_set_count, describe_wrong_cells
 from mamf.measurement import WRONG_TILES_KEY, Conditions
 from mamf.plans import Plan
 from mamf.statistics import Repeatability, compute_interval, compute_mean_or_median
@@ -163,9 +163,9 @@ class Regime(ABC):
         return cls.warmup_seconds + len(launch_seconds_of_rows) * cls.compute_max_row_seconds(backend, plan)
 
     @classmethod
-    def count_operand_sets(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
+    def choose_operand_set_count(cls, problem: Problem, shape: object, cache_bytes: int | None) -> int:
         """Return the number of operand sets over which the launches of a shape rotate; 1 if they do not rotate."""
-        return count_operand_sets(problem, shape, cache_bytes) if cls.rotates_operands else 1
+        return choose_operand_set_count(problem, shape, cache_bytes) if cls.rotates_operands else 1
 
     def prepare_device(self) -> None:
         """Bring the device into the state that the regime needs before its first shape. The runner calls this once."""

@@ -290,7 +290,7 @@ class SustainedRegime(Regime):
         if len(ticks) >= 2:
             samples.mean_watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].change_time - ticks[0].change_time)
 
-    def find_tick_before_mark(self, mark: object) -> EnergyTick | None:
+    def wait_for_energy_tick(self, mark: object) -> EnergyTick | None:
         """Watch the energy counter until it changes, and return the change. Return None if the device has no energy
         counter, or if it reaches ``mark`` before the counter changes.
         """
@@ -345,7 +345,7 @@ class _BlockQueue:
                 continue
             reading = self._regime.read_sensors()
             previous_end, start, end, launch_count, was_queued_in_measured_part = queued_blocks.popleft()
-            tick = self._regime.find_tick_before_mark(end) if self.must_find_tick else None
+            tick = self._regime.wait_for_energy_tick(end) if self.must_find_tick else None
             backend.wait_for_mark(end)
             seconds = backend.compute_seconds_between(start, end) / launch_count
             idle_seconds = backend.compute_seconds_between(previous_end, start)

@@ -353,7 +353,8 @@ class GridSearchStrategy(PlanStrategy):
         """Allocate operands that are large enough for all these shapes, then prepare the regime and return it."""
         problem, cache = self.plan.problem, self.backend.info.cache_bytes
         self.runner.allocate_largest_operands(
-            problem, (problem.list_buffers(shape, regime.count_operand_sets(problem, shape, cache)) for shape in shapes)
+            problem,
+            (problem.list_buffers(shape, regime.choose_operand_set_count(problem, shape, cache)) for shape in shapes),
         )
         return self.runner.prepare_regime(regime)
 
@@ -448,7 +449,7 @@ class RowsSearchStrategy(RowsStrategy):
             run.allocate_largest_operands(
                 problem,
                 (
-                    problem.list_buffers(shape, regime.count_operand_sets(problem, shape, cache))
+                    problem.list_buffers(shape, regime.choose_operand_set_count(problem, shape, cache))
                     for shape, _ in candidates
                 ),
             )

@@ -214,7 +214,7 @@ def compute_largest_buffers(plan: Plan, cache_bytes: int | None, free_bytes: int
     reference = plan.options.reference
     for shape in sorted([*plan.shapes, *([] if reference is None else [reference])], key=plan.problem.count_bytes):
         for regime_class in map(get_regime_class, plan.regimes):
-            sets = regime_class.count_operand_sets(plan.problem, shape, cache_bytes)
+            sets = regime_class.choose_operand_set_count(plan.problem, shape, cache_bytes)
             buffers = plan.problem.list_buffers(shape, sets, regime_class.must_rewrite_output)
             larger_buffers = largest_buffers | {
                 name: max(each, largest_buffers.get(name, each)) for name, each in buffers.items()

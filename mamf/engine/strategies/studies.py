@@ -364,7 +364,7 @@ class _PairMeasurement:
         kernel, backend, problem = self.strategy.kernel, self.backend, make_row_problem(self.problem, (timed, True))
         if reason := kernel.explain_unsupported_problem(backend, problem):
             raise UnsupportedError(reason)
-        sets = self.regime.count_operand_sets(problem, self.shape, backend.info.cache_bytes)
+        sets = self.regime.choose_operand_set_count(problem, self.shape, backend.info.cache_bytes)
         pool = backend.make_operand_pool(problem.data, problem.seed)
         checked = CheckedKernel(
             self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))

@@ -119,7 +119,8 @@ class MatmulOperation(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     preset_parameter = Parameter(
         "preset",
         str,
-        "model whose linear layers to measure; --m sets the number of tokens, by default 8192 (decode: 1 to 512)",
+        "set of matmul shapes, such as the linear layers of a model; --m sets the number of tokens, by default 8192 "
+        "(decode: 1 to 512)",
     )
     preset_parameters = (
         Parameter(

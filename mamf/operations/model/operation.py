@@ -261,7 +261,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
     operation = "model"
     reports_memory = True
-    reports_reserved = True
+    reports_reserved_memory = True
     must_fit_in_burst = True
     dtypes: ClassVar[tuple[str, ...]] = ("bfloat16", "float32")
 

@@ -307,7 +307,7 @@ def make_model_chart(
             )
             for key, by_context in steps.items()
         )
-    notes = list(_describe_share_ceilings(steps, known_ceilings))
+    notes = list(_describe_mamfu_ceilings(steps, known_ceilings))
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
     # A part has height 0 if its phase was measured as no slower than the shorter phase inside it.
     if faster := [
@@ -355,7 +355,7 @@ def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float
     return tuple(parts)
 
 
-def _describe_share_ceilings(steps: Mapping[_StepKey, Any], known_ceilings: RatesByDtypeAndRegime) -> Iterator[str]:
+def _describe_mamfu_ceilings(steps: Mapping[_StepKey, Any], known_ceilings: RatesByDtypeAndRegime) -> Iterator[str]:
     """Yield a note for each dtype and regime that names the ceiling of which MAMFU is a share, or says that none is
     known.
     """

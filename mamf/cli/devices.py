@@ -324,9 +324,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     if missing := [device for device in indices if device >= count]:
         existing = [device for device in indices if device < count]
         remedy = f"; use --devices {' '.join(map(str, existing))}" if existing else ""
-        raise UnavailableError(
-            f"{backend_name} has no device {missing[0]}: the number of its devices is {count}{remedy}"
-        )
+        raise UnavailableError(f"{backend_name} has only {count} devices, and no device {missing[0]}{remedy}")
     return indices
 
 

@@ -164,7 +164,7 @@ def test_a_fault_near_the_rounding_of_bfloat16_seldom_escapes(cpu):
     [
         (lambda c: c.to(torch.float64), "torch.float64 (512, 384) on cpu, not torch.float32"),
         (lambda c: c.mT, "torch.float32 (384, 512) on cpu, not torch.float32 (512, 384)"),
-        (lambda c: torch._neg_view(-c), "a Tensor (torch.strided, negated on read): it must return a plain"),
+        (lambda c: torch._neg_view(-c), "a Tensor (torch.strided, negated on read): it must return an ordinary"),
         (lambda c: c.to_sparse(), "a Tensor (torch.sparse_coo)"),
     ],
 )

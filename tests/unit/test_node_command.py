@@ -296,7 +296,7 @@ def test_launchers_tell_a_rank_its_place():
     [
         (["--formt", "json"], "did you mean --format"),
         (["--from", "nowhere"], "nowhere has no logs of 'mamf node'"),
-        (["--backend", "simulated", "--devices", "7"], "simulated has no device 7: the number of its devices is 4"),
+        (["--backend", "simulated", "--devices", "7"], "simulated has only 4 devices, and no device 7"),
         (
             ["--backend", "simulated", "--devices", "ranks"],
             "--devices ranks does not work with this command",

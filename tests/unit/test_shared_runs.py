@@ -395,7 +395,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "0", "9"], "simulated has no device 9: the number of its devices is 4; use --devices 0"),
+        (["--devices", "0", "9"], "simulated has only 4 devices, and no device 9; use --devices 0"),
         (["--devices", "all", "0"], "--devices cannot mix words and indices"),
         (["--devices", "0", "1", "--device", "1"], "--device cannot be combined with --devices"),
         (["--devices", "ranks"], "--devices ranks needs --output or --resume"),

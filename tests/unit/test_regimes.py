@@ -230,6 +230,8 @@ def test_sustained_does_not_count_the_time_in_which_the_host_leaves_the_device_i
     )
     assert sleepy.rate("mean") == pytest.approx(steady.rate("mean"), rel=0.003)
     assert not steady.remarks
+    assert steady.conditions.true_clock_hz is not None
+    assert sleepy.conditions.true_clock_hz is None
     assert [remark for remark in sleepy.remarks if "the host could not keep it busy" in remark]
 
 

@@ -205,7 +205,7 @@ class SustainedRegime(Regime):
             blocks = _BlockQueue(self, checked)
             if not self._run_until_settled(blocks, rule):
                 samples.remarks.append("clock and power had not settled when the measurement began")
-            self._take_block_samples(blocks, rule, samples)
+            idle_share = self._take_block_samples(blocks, rule, samples)
             last_stamp = None if isinstance(stamps, Unavailable) else stamps.record_stamp()
             # Queue a mark and an idle mark (which waits for all queues of the device) after the last launch. If the
             # device has already finished that launch, queue cache flushes ahead of the marks, because another queue may
@@ -214,7 +214,8 @@ class SustainedRegime(Regime):
             if idle_mark is None and self.backend.has_idle_marks:
                 mark, idle_mark = self.queue_marks_behind_flushes()
             self.wait_and_record_gap(checked, mark, idle_mark)
-        if not isinstance(stamps, Unavailable):
+        # An idle device has a higher clock, so the mean clock is that of the launches only if the device was busy.
+        if not isinstance(stamps, Unavailable) and idle_share <= _MAX_IDLE_SHARE:
             elapsed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
             samples.mean_clock_hz = elapsed and elapsed.clock_hz
         checked.verify_last_outputs()
@@ -251,7 +252,10 @@ class SustainedRegime(Regime):
                 break
         return False
 
-    def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, samples: Samples) -> None:
+    def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, samples: Samples) -> float:
+        """Take the samples of a visit, and return the seconds for which the device idled as a share of the seconds for
+        which it was loaded.
+        """
         # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
         # later blocks equally many launches.
         blocks.is_in_measured_part = blocks.must_poison = True
@@ -279,8 +283,8 @@ class SustainedRegime(Regime):
                 is_long_enough and rule.should_stop(samples.seconds_per_launch, now - start_time, now, statistic="mean")
             ):
                 break
-        loaded_seconds = statistics.fmean(samples.seconds_per_launch) * samples.launch_count
-        if idle_seconds > _MAX_IDLE_SHARE * loaded_seconds:
+        idle_share = idle_seconds / (statistics.fmean(samples.seconds_per_launch) * samples.launch_count)
+        if idle_share > _MAX_IDLE_SHARE:
             samples.remarks.append(
                 f"the device idled for more than {_MAX_IDLE_SHARE:.0%} of the time, because the host could not keep it "
                 "busy; the rate does not count the idle time"
@@ -289,6 +293,7 @@ class SustainedRegime(Regime):
         # any other two moments of a visit of 1 s, the mean power would be up to 10 % off.
         if len(ticks) >= 2:
             samples.mean_watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].change_time - ticks[0].change_time)
+        return idle_share
 
     def wait_for_energy_tick(self, mark: object) -> EnergyTick | None:
         """Watch the energy counter until it changes, and return the change. Return None if the device has no energy

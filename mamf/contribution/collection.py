@@ -50,7 +50,7 @@ class ResultRate(Rate):
     - ``ceiling``: the ceiling that has this rate, if a search found the rate and then confirmed it with new
       measurements. None if the rate is that of a single row.
     - ``row``: the row with this rate or, for a ceiling, a row that confirmed it.
-    - ``interval``: the interval of the rate; None if the rate is that of a single launch, the fastest one.
+    - ``interval``: the confidence interval of the rate; None if the rate is that of the fastest single launch.
     - ``mamfu``: MAMFU (the share of the matmul ceiling) as a fraction, in the table SHARES_TABLE only.
     """
 
@@ -297,8 +297,8 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
 def find_best_rates(rates: Iterable[ResultRate]) -> list[BestRate]:
     """Find the highest rate for each accelerator, dtype and regime. Returns them sorted by dtype, regime and rate.
 
-    Rates of sweeps count only where there is no ceiling of a search: a sweep chooses its best row by the same samples
-    that it reports, so the rate is biased upward.
+    The rate of a sweep is used only if no search found a ceiling. A sweep reports the samples by which it chose its
+    best row, so its rate is biased upward.
     """
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in rates)
     kinds = ([entry for entry in group if entry.ceiling] or group for group in groups.values())

@@ -1,6 +1,6 @@
 """Define the rules for logs in results/. Each rule is a function that yields the problems that it finds in a log.
 
-The first rules check fields, device, data and dates. The next ones compute rows, ceilings and summary again from the
+The first rules check fields, device, data and dates. The next ones recompute rows, ceilings and summary from the
 samples. The last ones check whether samples, sensor readings and errors are physically possible.
 """
 
@@ -142,9 +142,10 @@ def _get_record_fields(kind: type) -> _FieldTree:
 
 
 def _list_declared_fields(declared_type: Type) -> _FieldTree:
-    """Return the fields that a type declares, by name. The value of a field is the mapping of its inner fields.
+    """Return the names of the fields that a type declares. Each name maps to the inner fields of its field, in the same
+    form.
 
-    For a type that declares no fields, the mapping is empty, which allows any field.
+    For a type that declares no fields, the mapping is empty, and the caller accepts any field.
     """
     if isinstance(declared_type, UnionType):
         return next(filter(None, map(_list_declared_fields, declared_type.types)), {})
@@ -253,8 +254,8 @@ def check_dates(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
-    """Find private texts in a record. mamf removes private texts from its logs, so they come from an older version or
-    an editor.
+    """Find private texts in a record. mamf removes private texts from its logs, so an older version or a text editor
+    must have written the ones found here.
     """
     clean = scrub_record(record)
     if clean != record:
@@ -282,7 +283,8 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 
 
 def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Compute the work, rates and used cycles of each row again, and find values in the log that differ from them.
+    """Recompute the work, the rates and the share of clock cycles used for each row, and find values in the log that
+    differ.
 
     Intervals are not checked, because readers of a log compute them again.
     """
@@ -332,7 +334,9 @@ def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING
 
 
 def recompute_ceilings(reviewed_log: ReviewedLog) -> CeilingsByProblemAndRegime:
-    """Compute the ceilings (highest rates) in a log again from the rows that confirm them, by problem and regime."""
+    """Recompute the ceilings (highest rates) in a log from the rows that confirm them. Return them by problem and
+    regime.
+    """
     device = reviewed_log.header["device"]
     rows = keep_latest_rows(row for _, _, row in reviewed_log.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)
@@ -340,8 +344,7 @@ def recompute_ceilings(reviewed_log: ReviewedLog) -> CeilingsByProblemAndRegime:
 
 
 def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Compute the ceilings of a log again from the measurements that confirm them, and find values that differ from
-    those in the log.
+    """Recompute the ceilings of a log from the measurements that confirm them, and find values in the log that differ.
 
     A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
     matmul ceilings in a log of attention may come from another log, which has the measurements that confirm them.

@@ -204,7 +204,7 @@ _LOG_COLUMN: Column[ResultRate] = make_log_column(lambda entry: entry.log_path)
 def make_ceiling_columns() -> list[Column[BestRate]]:
     """Return the columns of the table of best ceilings of an accelerator.
 
-    The column ``all`` is the range of rates over all logs from which the best one was chosen.
+    The column ``all`` shows the number and the range of all rates from which the best one was chosen.
     """
     return [
         make_text_column("dtype", lambda row: row[0].dtype),

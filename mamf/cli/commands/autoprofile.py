@@ -44,7 +44,7 @@ _CPU_ATTENTION_OPTIONS = [
 #: measured shape with the most FLOP.
 _MAX_COUNTED_KERNELS = 2
 SUMMARY_FILE_NAME = "SUMMARY.md"
-#: The heading in SUMMARY.md of each log, by the log's file name, in the order in which mamf measures the logs.
+#: The heading of each log in SUMMARY.md, by the log's file name. mamf writes the logs in this order.
 HEADING_BY_LOG_FILE = {
     "ceilings.jsonl": "What the device can do",
     "bandwidth.jsonl": "How fast its memory is",
@@ -101,7 +101,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 class AutoprofileCommands:
     """The list of mamf commands that one ``mamf autoprofile`` runs on one device within one time budget.
 
-    ``folder``: the folder for the logs. A command resumes its log if the folder has this log and it is unfinished.
+    ``folder``: the folder for the logs. If the folder already has an unfinished log of a command, the command resumes
+    it.
     ``skip_reasons``: the reason why a log cannot be measured here, by the file name of the log.
     """
 
@@ -225,7 +226,9 @@ class AutoprofileCommands:
         return [*names, *make_run_options(largest_row.problem, largest_row.shape)]
 
     def _make_model_step_arguments(self) -> list[str]:
-        """Return Python's arguments that run training steps of GPT-2 small or, on a CPU, of a model with two layers."""
+        """Return the arguments with which Python runs training steps of GPT-2 small or, on a CPU, of a model with two
+        layers.
+        """
         cpu_options = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         accelerator_options = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
         script = [

@@ -48,9 +48,9 @@ _BANDWIDTH_SHARE_OF_DTYPE_BUDGET = 0.75
 #: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because a
 #: thorough search would end before it has found the ceiling under sustained load.
 _MIN_THOROUGH_SEARCH_SECONDS = 40.0
-#: The sizes of the arrays that the searches for bandwidth read. The bandwidth of the cache is measured with the size of
-#: the cache divided by each divisor, and the bandwidth of memory with the size of the cache times each multiple. On a
-#: CPU the multiple 256 is left out, because such arrays would take minutes.
+#: The sizes of the arrays that bandwidth searches read, relative to the size of the cache. The search for the cache's
+#: bandwidth divides this size by each divisor, and the search for memory's bandwidth multiplies it by each multiple. On
+#: a CPU, reading an array 256 times the size of the cache would take minutes, so mamf skips it.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
 #: The maximum size of an array is the free memory divided by _FREE_MEMORY_DIVISOR. For a device that does not report
 #: its memory, mamf assumes _DEFAULT_MEMORY_BYTES.

@@ -189,7 +189,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         devices_by_reason.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in devices_by_reason.items():
-        # If all devices failed for the same reason, the request is the cause, so the warning names no device.
+        # If all devices failed for the same reason, the request is probably the cause, so do not name the devices.
         is_common_reason = not has_logs and len(devices_by_reason) == 1
         warn(reason if is_common_reason else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:

@@ -168,12 +168,12 @@ _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says in which share of
-# this time operations with counted FLOP ran.
+# If operations without a FLOP formula take more than this share of a class's time, the report says for how much of this
+# time mamf counted FLOP.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
 #: A rank is a straggler if its step takes longer than the step of the fastest rank, and the difference is at least this
-#: share of its step. Time in which only communication runs is not included in a step here. Equal ranks on two H200
-#: differed by 1.3 to 2.9 % over three steps.
+#: share of its step. Time in which only communication runs is not included in a step here. On two H200, ranks that did
+#: equal work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 

@@ -1,5 +1,5 @@
 """Implement the command ``mamf profile SCRIPT [ARGS...]``: run a training or inference script under torch's profiler,
-and report which kernels and gaps take the time of its steps.
+and report how much time its steps spend in each class of kernels and in the gaps between kernels.
 """
 
 from __future__ import annotations

@@ -170,8 +170,7 @@ def _make_rate(
 
 
 def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
-    """Pair each ceiling with a row (measurement) that confirmed it. Leave out ceilings without such a row in the log.
-    """
+    """Pair each ceiling with a row (measurement) that confirmed it. Leave out ceilings without this row in the log."""
     fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM_PHASE)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
     keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())

@@ -271,7 +271,7 @@ def _build_parser(command_words: Sequence[str]) -> CommandParser:
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
-    # argparse must not require a command: it would report the missing command before a misspelled option.
+    # Do not let argparse require a command, because it would then report a missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
     commands.type = str  # accept any text here, because the parser of the named command checks it

@@ -149,8 +149,8 @@ def require_same_ceilings(
 def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     """Return a copy of the plan that first searches for the ceilings that its rows need.
 
-    These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. A ceiling
-    that cannot be measured here is left out with a warning.
+    These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. Leave out
+    ceilings that cannot be measured here, and warn about them.
     """
     regimes = CEILING_REGIMES if SustainedRegime.name in plan.regimes else (BurstRegime.name,)
     searches = []

@@ -329,7 +329,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
-    """Create the folder of ``option`` for new logs. Raises UsageError if the folder has files or cannot be created."""
+    """Create the folder that ``option`` names. Raises UsageError if the folder has files or cannot be created."""
     make_folder(folder, f"; choose another folder for {option}")
     if any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another folder for {option}")

@@ -38,7 +38,7 @@ from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
-# Only rows of approximate kernels, which skip work or multiply in another dtype, have these details.
+# The details of a row that only approximate kernels report. These kernels skip work or multiply in another dtype.
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
 # Match printable ASCII with single blanks and without the brackets of a Markdown link or picture.
@@ -55,7 +55,7 @@ _RATE_ROUNDING_SHARE = 1.1e-5
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# Maximum relative error of a verified result, for exact and for approximate kernels. No kernel has a higher tolerance.
+# The maximum relative error of a verified result, for exact and for approximate kernels. No kernel allows more.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
 # The limits of power as a share of the power limit. In logs, cards under load have shares of 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2

@@ -382,7 +382,7 @@ def _explain_shares(profile: Profile) -> str:
 def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> Document:
     """Make the report that compares all ranks.
 
-    ``expected_rank_count``: the number of ranks of the job, so that the report finds ranks without a profile; 0 if
+    ``expected_rank_count``: the number of ranks of the job, so that the report can list ranks without a profile; 0 if
     unknown.
     """
     script = next(script for script, _ in ranks.values())

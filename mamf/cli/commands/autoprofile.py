@@ -86,7 +86,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 skip_reasons[name] = str(error)
-                # Let only a missing log change the exit code: the summary is useful without a picture.
+                # A missing picture does not change the exit code, because the summary is useful without it.
                 exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
@@ -121,7 +121,8 @@ class AutoprofileCommands:
     def yield_commands(self) -> Iterator[tuple[str, list[str]]]:
         """Yield, for each command, the file name of the log or picture that it writes, and its arguments.
 
-        The caller must run each command before it takes the next one, whose arguments may depend on the earlier logs.
+        The caller must run each command before it takes the next one, because later arguments may depend on earlier
+        logs.
         """
         is_accelerator = self.backend.is_accelerator
         dtype_options = ["--dtype", self.dtype] if self.dtype else []

@@ -92,7 +92,7 @@ def plot(
     directions: Sequence[str] | None = None,
     overwrite: bool = False,
 ) -> Figure:
-    """Draw a log as a matplotlib figure, and save it if ``path`` is given. The kind of log decides the chart.
+    """Draw a log as a matplotlib figure, and save it if ``path`` is given. The chart depends on the kind of log.
 
     - ``path``: a ``.png`` or ``.svg`` file; an existing file is replaced only with ``overwrite``.
     - ``regime``: the regime of the rows to draw; by default all regimes, or the first regime of an attention log.
@@ -112,7 +112,7 @@ def plot(
 
 
 def import_logs(path: str | Path) -> list[FinderRun]:
-    """Read the runs of mamf-finder 2 to 4 from a file with its printed output, usually one run. Rates are in TFLOPS.
+    """Read the runs in a file that has the printed output of mamf-finder, versions 2 to 4. Rates are in TFLOPS.
 
     ``write_imported`` saves a run. Raises RunLogError if the file has no run.
 

@@ -35,7 +35,7 @@ from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten_value
 from mamf.text import wrap_line
 
-#: Seconds for which threads of a plugin may keep the process running after the command has ended.
+#: The maximum time, in seconds, for which a plugin's threads may keep the process running after the command has ended.
 _MAX_THREAD_WAIT_SECONDS = 5.0
 #: The first bytes of every run log.
 _LOG_HEADER_PREFIX = b'{"record": "header"'
@@ -187,11 +187,12 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
-    """Replace the option --requeue with --resume if its log can be continued, or with --output (a new log) if not.
+    """Replace the option --requeue: with --resume if the log that it names can be continued, otherwise with --output,
+    which starts a new log.
 
-    Set ``options.new_log_reason`` to the reason for a new log, or to an empty text. Raises UsageError if the log of
-    --resume cannot be continued. Call this function before the command, because the command reads its options
-    differently when it resumes a log.
+    Set ``options.new_log_reason`` to the reason why a new log is needed, or to an empty text if none is. Raises
+    UsageError if the log of --resume cannot be continued. Call this function before the command, because the command
+    reads its options differently when it resumes a log.
     """
     requeue = getattr(options, "requeue", None)
     if requeue and options.resume and not getattr(options, "share", None):
@@ -214,8 +215,8 @@ def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
 def _find_new_log_reason(path: Path) -> str:
     """Return why a run must start a new log at ``path``, or an empty text if the run can continue the log there.
 
-    The reason is that the file does not exist, or that an earlier run ended before it had written the whole header,
-    the first line of a log. The text completes a sentence that begins with the path.
+    A new log is needed if the file does not exist, or if an earlier run ended before it had written the complete
+    header, which is the first line of a log. The returned text completes a sentence that begins with the path.
     """
     if not path.is_file():
         return "" if path.exists() else "does not exist"
@@ -270,10 +271,10 @@ def _build_parser(command_words: Sequence[str]) -> CommandParser:
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
-    # argparse must not require a command: it would report the missing command before a misspelled option.
+    # Do not let argparse require a command, because it would then report a missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
-    commands.type = str  # accept any word here: the parser of the command checks the words after the command
+    commands.type = str  # accept any text here, because the parser of the named command checks it
     first_word = command_words[0] if command_words else ""
     parser.overview_text = "" if first_word in COMMAND_DESCRIPTIONS else f"{_format_command_overview()}\n"
     for name, description in (

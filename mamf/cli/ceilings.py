@@ -1,5 +1,5 @@
-"""Find the ceilings with which a command compares its rows (measurements): in the logs of --ceiling, or by searches
-before the run.
+"""Find the ceilings that a command compares its rows (measurements) with. They come from the logs given with --ceiling,
+or from searches before the run.
 
 A ceiling is the highest confirmed rate of a device: of matmul in a dtype, or of reading memory. A share is the rate of
 a row divided by a ceiling. A regime is a kind of load, such as short bursts of launches or sustained load.
@@ -37,19 +37,19 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: The time in seconds of one search for ceilings, by the number of regimes that it measures: 1 (burst only) or 2 (burst
-#: and sustained).
+#: How long one search for ceilings takes, in seconds, by the number of regimes that it measures: 1 (burst only) or 2
+#: (burst and sustained).
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
 #: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in burst,
 #: reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
 _MIN_READ_ARRAY_BYTES = 4 * 2**30
-#: The share of the run's budget that all searches for ceilings together may use. The rows get the rest.
+#: All searches for ceilings together may use at most this share of the run's budget. The rest is for the rows.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
-    """List the ceilings that mamf needs to show the rows of a plan as shares. Each is a pair of dtype (or
-    READ_BANDWIDTH_KEY) and regime.
+    """List the ceilings that a report needs to show each rate of a plan as a share of a ceiling, as pairs of a dtype
+    (or READ_BANDWIDTH_KEY) and a regime.
     """
     names = [problem.dtype for problem in plan.problems]
     names += [READ_BANDWIDTH_KEY] if get_operation(plan.operation).has_memory_shares else []
@@ -86,10 +86,11 @@ def read_given_ceilings(
 
 
 def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
-    """Return the read bandwidth of memory in each regime of a log, by READ_BANDWIDTH_KEY and regime.
+    """Return the read bandwidth of memory for each regime of a log. The keys are pairs of READ_BANDWIDTH_KEY and a
+    regime.
 
-    This bandwidth is the confirmed ceiling of the regime. Without a confirmed ceiling, it is the highest rate of a row
-    that reads memory. ``cache_bytes``: the size of the device's cache; rows whose arrays fit in it do not count.
+    The read bandwidth of a regime is its confirmed ceiling or, if the log has none, the highest rate of a row that
+    reads memory. ``cache_bytes``: the size of the device's cache. Rows whose arrays fit in the cache are ignored.
     """
     info = DeviceInfo(**log.header["device"])
     rows = [
@@ -148,8 +149,8 @@ def require_same_ceilings(
 def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     """Return a copy of the plan that first searches for the ceilings that its rows need.
 
-    These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. A ceiling
-    that cannot be measured here is left out with a warning.
+    These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. Leave out
+    ceilings that cannot be measured here, and warn about them.
     """
     regimes = CEILING_REGIMES if SustainedRegime.name in plan.regimes else (BurstRegime.name,)
     searches = []
@@ -179,7 +180,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
 def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     """Plan a search for the read bandwidth in ``regimes``, with an array that does not fit in a cache.
 
-    On an accelerator the array has several GiB, because a longer pass over memory reaches a higher rate.
+    On an accelerator the array is several GiB large, because a longer pass over memory reaches a higher rate.
     """
     operation = BandwidthOperation()
     problem = operation.make_problem(backend, {"pattern": READ_PATTERN})
@@ -216,7 +217,10 @@ def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan])
 
 
 def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
-    """Print one warning for all searches that the budget makes equally short, because their ceilings may be too low."""
+    """Warn that the budget leaves some searches less than their usual time, so their ceilings may be too low.
+
+    Print one warning for all searches that get the same time.
+    """
     pairs = (((each.budget_seconds, len(each.regimes)), f"the {get_ceiling_name(each)} ceiling") for each in searches)
     for (seconds, regime_count), names in group_pairs(pairs).items():
         full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[regime_count]

@@ -79,7 +79,7 @@ from mamf.plugins.discovery import find_usable_backend, load_backend_class, open
 #: A function that sends a record from the process of a device to its parent process.
 SendRecord = Callable[[Mapping[str, Any]], None]
 RunCommand = Callable[[argparse.Namespace], int]
-#: Seconds that a process has to complete its log after its parent process has ended.
+#: The maximum time, in seconds, for a process to complete its log after its parent process has ended.
 _MAX_LOG_COMPLETION_SECONDS = 15.0
 
 
@@ -148,8 +148,8 @@ def _make_device_command(options: argparse.Namespace, device: int, rank_and_coun
 def _run_on_devices(
     options: argparse.Namespace, commands: Mapping[int, Iterable[Sequence[str]]]
 ) -> tuple[dict[int, str], list[int], bool]:
-    """Run the commands of all devices at once, and the commands of one device one after the other. If a command fails,
-    skip the remaining commands of its device.
+    """Run the commands of different devices in parallel, and the commands of one device in sequence. If a command
+    fails, skip the remaining commands of its device.
 
     Return the reason why each failed device failed, by the device's index; the exit codes of all processes; and whether
     a signal, such as Ctrl-C, ended the run.
@@ -189,7 +189,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         devices_by_reason.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in devices_by_reason.items():
-        # If all devices failed for the same reason, the request is the cause, so the warning names no device.
+        # If all devices failed for the same reason, the request is probably the cause, so do not name the devices.
         is_common_reason = not has_logs and len(devices_by_reason) == 1
         warn(reason if is_common_reason else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
@@ -217,8 +217,8 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
 
 
 def _resume_logs_in_folder(options: argparse.Namespace) -> int:
-    """Resume each log of a folder on its device, and return the exit code. If --devices leaves out a device of the
-    folder, the devices in --devices measure the remaining shapes of that device.
+    """Resume each log in a folder on the device that wrote it, and return the exit code. If --devices does not list one
+    of these devices, the listed devices measure its remaining shapes.
     """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
@@ -263,7 +263,7 @@ def _measure_shapes_of_device(options: argparse.Namespace, run_command: RunComma
     ``send_record``: a function that sends a record to the parent process.
     """
     threading.Thread(target=_end_run_when_parent_ends, daemon=True).start()
-    if options.share == [0, 1]:  # The log has the shapes of a failed device: ignore the plan in the typed options.
+    if options.share == [0, 1]:  # The log has the shapes of a failed device, so use its plan, not the typed one.
         options.given_names = set()
     with add_phase_listener(lambda text: send_record({PHASE_KEY: text})), redirect_reports(sys.stderr):
         exit_code = run_command(options)
@@ -329,7 +329,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
-    """Create the folder of ``option`` for new logs. Raises UsageError if the folder has files or cannot be created."""
+    """Create the folder that ``option`` names. Raises UsageError if the folder has files or cannot be created."""
     make_folder(folder, f"; choose another folder for {option}")
     if any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another folder for {option}")
@@ -362,7 +362,7 @@ def run_as_child_process(
     work: Callable[[SendRecord], int], describe_failure: Callable[[BaseException], str] = describe_error
 ) -> int:
     """Run ``work`` in this child process and return the exit code. ``work`` gets a function that sends a record to the
-    parent process. If ``work`` fails, send the text that ``describe_failure`` makes of the exception.
+    parent process. If ``work`` raises an exception, send the text that ``describe_failure`` returns for it.
     """
     parent_stream = get_report_stream()
 
@@ -382,7 +382,7 @@ def run_as_child_process(
             return error.exit_code if isinstance(error, MamfError) else 1
 
 
-#: The lines that the parent process sends to each waiting process: measure together with all devices, or end.
+#: The lines with which the parent process tells each waiting process to measure together with all devices, or to end.
 _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
@@ -452,7 +452,8 @@ def _make_node_command(options: argparse.Namespace, folder: Path, device_count: 
 
 
 def measure_node_device(options: argparse.Namespace, send_record: SendRecord) -> int:
-    """Measure one device for ``mamf node`` in its process, and return the exit code. Keep the logs if a part fails.
+    """Measure one device for ``mamf node`` in its process, and return the exit code. If a measurement fails, the logs
+    written before it remain.
 
     ``send_record``: sends a record to the parent process.
     """

@@ -1,5 +1,5 @@
-"""Parse the command line, with errors of one line that suggest the nearest option, help that hides rare options, and
-completions for shells.
+"""Parse the command line, print its help and complete it in shells. An error is one line that suggests the nearest
+option, and help hides rare options.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mamf.cli.terminal import find_terminal_columns, print_lines, print_wrapped_
 from mamf.errors import UsageError
 from mamf.text import wrap_line
 
-#: Options that few people need. --help hides them, and --help-all prints them.
+#: Options that few people need. --help hides them, but --help-all shows them.
 RARE_OPTIONS = {
     *(
         "--anyway",
@@ -35,14 +35,15 @@ RARE_OPTIONS = {
     *("--order", "--overwrite", "--patience", "--precision", "--reference", "--reference-every", "--seed"),
     *("--time-limit",),
 }
-#: The name in mamf of each option that has another name in mamf-finder, the predecessor of mamf.
+#: mamf's names for options that have a different name in mamf-finder, the predecessor of mamf.
 _OPTION_BY_FINDER_OPTION = {"--cuda-device": "--device", "--output-file": "--output"}
 _SIZES_ADVICE, _LAUNCH_COUNT_ADVICE = (
     "use 'mamf sweep' to measure sizes that you choose",
     "use 'mamf sweep --regime classic' to choose the number of launches",
 )
 _PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
-#: For each option of mamf-finder that mamf does not have, or not in every command: the advice in the error message.
+#: The advice that error messages give for options of mamf-finder that mamf lacks, or that only some of its commands
+#: have.
 _ADVICE_BY_FINDER_OPTION = {
     **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _SIZES_ADVICE),
     **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
@@ -86,8 +87,8 @@ class CommandParser(argparse.ArgumentParser):
     def _move_positional_word_to_front(self, words: Sequence[str]) -> list[str]:
         """Return the words, with one of them moved to the front if a required positional argument would get no word.
 
-        argparse gives all words after an option to this option. If the option needs fewer words, and no other word is
-        left for the positional argument, this function moves the last word that the option does not need.
+        argparse assigns all words that follow an option to the option. If the option can do with fewer words, and no
+        other word is left for the positional argument, this function moves the last of these words to the front.
         """
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
@@ -133,8 +134,8 @@ class CommandParser(argparse.ArgumentParser):
         return options
 
     def _get_value(self, action: argparse.Action, arg_string: str) -> Any:
-        """Parse the value of an option. In an error, keep the message of the function that converts the value, which
-        argparse itself would drop.
+        """Convert the value of an option. If the conversion fails, report the message of the function that converts the
+        value. argparse would drop this message.
         """
         try:
             return super()._get_value(action, arg_string)
@@ -145,7 +146,9 @@ class CommandParser(argparse.ArgumentParser):
         print_lines(self.format_help())
 
     def format_help(self) -> str:
-        """Format the help. Hide the rare options for good, because mamf exits after it prints the help."""
+        """Format the help. This hides the rare options permanently, which does no harm because mamf exits after it
+        prints the help.
+        """
         if self.overview_text:
             return self.overview_text
         rare_actions = [
@@ -214,8 +217,9 @@ def _wrap_examples(examples: str, width: int | None) -> str:
 
 
 def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bool:
-    """Return whether an argument is positional and must be among the words of this command line. A positional argument
-    may have a field ``alternatives``: with one of these options, it may be missing.
+    """Return whether an argument is positional and must be among the words of this command line. The field
+    ``alternatives`` of a positional argument lists options. If the command line has one of these options, the argument
+    is not required.
     """
     if alternatives := getattr(action, "alternatives", ()):
         return not any(word.partition("=")[0] in alternatives for word in words)

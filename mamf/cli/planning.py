@@ -1,7 +1,7 @@
 """Add the options of an operation to a command, and make a plan from their values.
 
-This module knows no particular operation. The fields of an operation's shapes and problems declare the name, the help
-and the allowed values of each option (``mamf.operation``).
+This module works for every operation. The fields of an operation's shapes and problems declare the name, the help and
+the allowed values of each option (``mamf.operation``).
 """
 
 from __future__ import annotations
@@ -173,7 +173,8 @@ def _add_parameter_option(
 def add_launch_options(parser: CommandParser, shapes_option: str) -> None:
     """Add the options of a command that launches kernels of any operation.
 
-    ``shapes_option``: the option for whole shapes that help shows, --shape or --shapes. The command accepts both.
+    ``shapes_option``: --shape or --shapes. The command accepts both options for whole shapes, but its help shows only
+    this one.
     """
     note = f"'{parser.prog} KERNEL --help' lists the options of the kernel's operation."
     if operation := find_operation_to_launch(parser.command_words):
@@ -292,7 +293,8 @@ def make_plan(
     kernel_names: Sequence[str],
     sweep_options: Any = None,
 ) -> Plan:
-    """Make the plan of a request. An option that argparse stores under the name of a field of Plan sets this field.
+    """Make the plan of a request. If argparse stores an option under the name of a field of Plan, the option sets this
+    field.
 
     ``kernel_names``: the names of the kernels as the options give them. ``sweep_options``: the SweepOptions of a sweep
     with one matmul kernel, or None for any other plan.

@@ -19,7 +19,9 @@ _PHASE_LISTENERS: list[Callable[[str], object]] = []
 
 @contextmanager
 def add_phase_listener(listener: Callable[[str], object]) -> Iterator[None]:
-    """Call ``listener`` with the name of each phase and row that is measured while the context is open."""
+    """Call ``listener`` with a text for each row and phase of a run while the context is open. A phase is what the run
+    does next, such as "burst: measuring shapes near the fastest ones".
+    """
     _PHASE_LISTENERS.append(listener)
     try:
         yield
@@ -37,7 +39,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         count_and_time = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,
-            # A narrow terminal cuts the end of the line, so print the best row before the phase.
+            # A narrow terminal cuts off the end of the line, so print the best row before what the run is doing now.
             bar_format=f"{{n_fmt}}{count_and_time}{{postfix}}  {{desc}}",
             file=sys.stderr,
             disable=None,
@@ -52,7 +54,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             listener(text)
 
     def add_row(self, row: Measurement) -> None:
-        """Count a measured row, and show the best row so far in the regime of this row."""
+        """Count a measured row, and show the best row so far among the rows of the same regime."""
         for listener in _PHASE_LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
         best = self._best_rows.get(row.regime)

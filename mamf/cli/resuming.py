@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mamf.logs.run_log import RunLog
     from mamf.logs.writer import RunLogWriter
 
-#: The options that need not agree with the plan in the log of --resume: other code compares them with the log, or, for
-#: the sets that follow, they do not belong to a plan.
+#: Options that this module does not compare with the plan of the resumed log, because other code compares them. The
+#: options in the next four sets are not compared either, because they do not describe a plan.
 _OPTIONS_COMPARED_ELSEWHERE = {
     "backend",
     "ceiling",
@@ -45,7 +45,7 @@ _PRINT_OPTIONS = {"baseline", "bytes", "flop", "format", "strict", "top", "wide"
 _RUN_OPTIONS = {"anyway", "budget", "command", "dry_run", "file", "launches", "led", "ncu", "parser", "patience"}
 _RESUME_OPTIONS = {"requeue", "resume", "rows", "share", "update"}
 _NOT_PLAN_OPTIONS = _OPTIONS_COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
-#: For each field of a plan that is set by an option of another name: the name of this option.
+#: The names of the options that set fields of a plan, for fields whose option has a different name.
 _OPTION_BY_FIELD = {
     "regimes": "regime",
     "seconds": "time-limit",
@@ -114,8 +114,8 @@ def report_run_to_watcher(
 ) -> None:
     """Tell the watching process where the log is and, before each launch, which row to append if the launch crashes.
 
-    ``logged_rows``: the rows that the log has so far. mamf does not launch a row again if its launch ended an earlier
-    process.
+    ``logged_rows``: the rows that the log has so far. mamf does not launch a row again if an earlier process crashed
+    while it measured the row.
     """
     from mamf.engine.runner import get_crash_record
 
@@ -174,7 +174,9 @@ def get_resume_command(log: RunLog) -> str:
 
 
 def has_plan_options(options: argparse.Namespace) -> bool:
-    """Return whether the command line has an option that describes a plan, and so must agree with a resumed log."""
+    """Return whether the command line has an option that describes a plan. Such options must agree with the resumed
+    log.
+    """
     return bool(options.given_names - _NOT_PLAN_OPTIONS)
 
 
@@ -247,7 +249,7 @@ def format_option_value(value: object) -> str:
 def require_same_kernels(
     options: argparse.Namespace, logged_names: Sequence[str], requested_names: Iterable[str]
 ) -> None:
-    """Raise LogMismatchError if the requested kernels are not the kernels of the log, in any order."""
+    """Raise LogMismatchError if the requested kernels differ from the kernels of the log. Their order is ignored."""
     logged_kernels, requested_kernels = frozenset(logged_names), frozenset(requested_names)
     if logged_kernels != requested_kernels:
         raise make_contradiction_error(options, "kernel", logged_kernels, requested_kernels)

@@ -79,7 +79,8 @@ class Session:
     ``mamf sweep`` does. Subclasses override what other commands do differently.
 
     - ``resumed_log``, ``resumed_plan``: the log to resume and its plan, or None for a new run.
-    - ``roofs``: the limits that the report shows each rate as a share of, or None.
+    - ``roofs``: the highest rates that the device's ceilings allow. The report shows each rate as a share of them. None
+      if the ceilings are unknown.
     - ``baseline_kernel``: the kernel that the report compares the other kernels with, or None.
     - ``measured_run``: the object that measures the plan and writes the log.
     """
@@ -145,7 +146,8 @@ class Session:
             check_signals=signal_handler.raise_if_interrupted,
             on_device_lost=partial(exit_after_device_loss, self.backend),
         )
-        # If a signal has arrived, raise its exception again, because a library may have swallowed it during its import.
+        # If a signal has arrived, raise its exception again, because a library may have swallowed it while it was
+        # imported.
         signal_handler.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
@@ -158,7 +160,7 @@ class Session:
             return self.make_new_plan().make_plan_of_rank(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
             require_same_plan(self.options, logged_plan, self.make_plan_to_compare(logged_plan))
-        # Keep the budget of the log for kinds of runs whose ceilings depend on it, and for kinds that only it ends.
+        # Keep the logged budget for runs whose ceilings depend on it, and for runs that end only when it is used up.
         logged_budget_seconds = logged_plan.budget_seconds if logged_plan.kind in (FIND, ROOFLINE, VERIFY) else None
         return replace(
             logged_plan,
@@ -181,9 +183,10 @@ class Session:
         return choose_kernels(self.operation, self.backend, self.resumed_plan.kernels)
 
     def list_requested_kernels(self) -> Sequence[str] | None:
-        """List the kernels of --kernel, or else the available kernels of the preset. Return None for all kernels.
+        """List the kernels of --kernel or, without this option, the available kernels of the preset. Return None if
+        neither names kernels, which means all kernels.
 
-        Print a warning for each kernel of the preset that is not available.
+        If only some kernels of the preset are available, print a warning for each that is not.
         """
         preset_kernels = self.request.preset.kernels
         if self.options.kernel or not preset_kernels:
@@ -239,8 +242,8 @@ class Session:
         return get_kind(log.plan).make_document(log, ReportOptions(self.options.top, self.roofs, self.baseline_kernel))
 
     def choose_exit_code(self, run_exit_code: int) -> int:
-        """Choose the exit code of the command. ``run_exit_code``: 0 if the run measured any row and printed its report,
-        or else the exit code of the failure.
+        """Choose the exit code of the command. ``run_exit_code``: 0 if the run measured at least one row and printed
+        its report, otherwise the exit code of the failure.
         """
         return run_exit_code
 
@@ -274,8 +277,8 @@ class Session:
         return self.choose_exit_code(exit_code or report_exit_code)
 
     def _measure_rows(self) -> int:
-        """Measure rows until the run is finished or ends early. Return 0 if any row was measured, or else the exit code
-        of the failure.
+        """Measure rows until the run is finished or ends early. Return 0 if at least one row was measured, otherwise
+        the exit code of the failure.
         """
         from mamf.cli.progress import ProgressBar
         from mamf.machine.environment import format_advice, select_warnings

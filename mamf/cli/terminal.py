@@ -1,4 +1,4 @@
-"""Define what commands share: their options, each with one meaning and one help text, and what they print.
+"""Define the options that several commands share, and the functions that commands use to print.
 
 No other module of mamf prints. The functions here escape control characters, because a text may come from a plugin or
 from the log of a stranger. After a call of ``reserve_stdout_for_reports``, the output of plugins to stdout appears on
@@ -43,8 +43,8 @@ _COLORED_TEXT = re.compile(
 )
 #: The number of columns that mamf assumes if a terminal does not report its width.
 _DEFAULT_TERMINAL_COLUMNS = 80
-#: Streams for reports, of which mamf uses the first: those of open ``redirect_reports`` contexts, the innermost first,
-#: then the original stdout after a call of ``reserve_stdout_for_reports``.
+#: Streams for reports; mamf prints to the first one. The streams of open ``redirect_reports`` contexts come first, the
+#: innermost before the others. After a call of ``reserve_stdout_for_reports``, the last one is the original stdout.
 _REPORT_STREAMS: list[TextIO] = []
 
 
@@ -80,9 +80,7 @@ def print_line(line: str, stream: TextIO | None = None) -> None:
 
 
 def print_lines(text: str) -> None:
-    """Print a text of several whole lines, such as a report, with control characters escaped, to the stream for
-    reports.
-    """
+    """Print several lines of text, such as a report, to the stream for reports. Escape control characters."""
     _write_to_stream("\n".join(map(escape_invisible_characters, text.split("\n"))), get_report_stream())
 
 
@@ -104,7 +102,8 @@ def _write_to_stream(text: str, stream: TextIO) -> None:
     if stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb":
         text = _COLORED_TEXT.sub(lambda match: f"\x1b[{(match.lastgroup or 'b0')[1:]}m{match[0]}\x1b[0m", text)
     encoding = stream.encoding or "utf-8"
-    # Hide progress bars while the text is printed. Without tqdm there are none; to import it here would slow --help.
+    # Hide progress bars while the text is printed. If tqdm has not been imported, there are no bars, and importing it
+    # here would slow down --help.
     tqdm = sys.modules.get("tqdm")
     with tqdm.tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
         # Write characters that the stream's encoding lacks as escapes, because print would raise an error for them.
@@ -129,7 +128,7 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     """Print a report in the format of --format."""
     from mamf.report.formats import FORMATTERS
 
-    # A width of None shows all columns of a table: for --wide, and in a pipe or a file.
+    # Show all columns of tables (a width of None) with --wide, or if the report goes to a pipe or a file.
     print_lines(
         FORMATTERS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns())
     )

@@ -4,11 +4,11 @@ SIGINT, SIGTERM or SIGHUP becomes one KeyboardInterrupt, never while a record is
 process at once. If a process receives one signal several times within a short time (from the terminal or a batch
 system, and again from the watching process), the repetitions do not count as a second signal.
 
-Because of the watching process, a kernel that crashes costs only its own row. This process forks before it imports
-anything large, and waits. Its child measures, and keeps the row that it is measuring in shared memory. If a signal such
-as SIGSEGV ends the child, or a library calls exit(), the watching process appends that row to the log and forks a new
-child, which resumes the log. This works on Linux only. On other systems a crash ends the run, and --resume continues
-it.
+A second process watches the run, so that a kernel that crashes costs only its own row. The watching process forks
+before it imports anything large, and waits. Its child measures, and keeps the row that it is measuring in shared
+memory. If a signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends that row to
+the log and forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the run,
+and --resume continues it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, INTERRUPTED_EXIT_CODE = 1, 3, 130
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
 }
-#: A signal that arrives within this time after the first signal counts as its repetition, not as a second request of
+#: A signal that arrives within this time after the first signal counts as its repetition, not as a second request by
 #: the user.
 _MAX_REPEATED_SIGNAL_SECONDS = 0.3
 
@@ -134,7 +134,8 @@ _WATCHED_COMMANDS = {
     "sweep",
     "verify",
 }
-#: Options with which a command needs no watching process: it launches nothing, or another process of mamf watches it.
+#: With one of these options, a command needs no watching process, because it launches nothing or because another
+#: process of mamf already watches it.
 _UNWATCHED_OPTIONS = {"--dry-run", "--help", "-h", "--led"}
 _HANDLED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
@@ -188,7 +189,8 @@ class SharedCrashState:
         self.store_state(log_path, log_opened_at, exit_codes, row_label=COMMAND_ENDED_LABEL)
 
     def log_crash_or_get_exit_code(self, child_exit_code: int) -> int | None:
-        """Return the exit code of the command, or None if its child crashed and a new child must measure the rest.
+        """Return the exit code of the command, or None if its child crashed and a new child must measure the remaining
+        rows.
 
         If the child crashed, first append the row that it was measuring to the log. ``child_exit_code``: the exit code
         of the child, negative if a signal ended it. Raises RunLogWriteError if the log cannot be written.
@@ -256,8 +258,8 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
 def _wait_for_child(child_pid: int) -> int:
     """Wait until the child ends, and return its exit code. Meanwhile forward signals that only the parent received.
 
-    The parent alone receives signals from other processes, and SIGHUP, which a terminal may send only to the first
-    process of its session.
+    Other processes send signals only to the parent. A terminal may also send SIGHUP only to the parent, which may be
+    the first process of the terminal's session.
     """
     while True:
         signal_info = signal.sigwaitinfo(_HANDLED_SIGNALS)
@@ -283,7 +285,9 @@ def _append_log_line(log_path: Path, line: str) -> None:
 
 
 def request_kill_when_parent_ends(parent_pid: int) -> None:
-    """Ask the operating system, where it can, to kill this process when its parent process ends."""
+    """Ask the operating system to kill this process when its parent process ends. Do nothing on systems that cannot do
+    this.
+    """
     with contextlib.suppress(ImportError, OSError, AttributeError):
         import ctypes
 

@@ -50,7 +50,7 @@ class ResultRate(Rate):
     - ``ceiling``: the ceiling that has this rate, if a search found the rate and then confirmed it with new
       measurements. None if the rate is that of a single row.
     - ``row``: the row with this rate or, for a ceiling, a row that confirmed it.
-    - ``interval``: the interval of the rate; None if the rate is that of a single launch, the fastest one.
+    - ``interval``: the confidence interval of the rate; None if the rate is that of the fastest single launch.
     - ``mamfu``: MAMFU (the share of the matmul ceiling) as a fraction, in the table SHARES_TABLE only.
     """
 
@@ -170,7 +170,7 @@ def _make_rate(
 
 
 def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
-    """Pair each ceiling with one of the rows (measurements) that confirmed it, if the log contains such a row."""
+    """Pair each ceiling with a row (measurement) that confirmed it. Leave out ceilings without this row in the log."""
     fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM_PHASE)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
     keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())
@@ -258,7 +258,7 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
 # -- reading all logs of results/ and choosing the best rates ----------------------------------------------------------
 
 
-#: The best rate for a device, dtype and regime, and all rates from which it was chosen, including itself.
+#: The best rate for a device, dtype and regime, and all rates (including this one) that it was chosen from.
 BestRate = tuple[ResultRate, Sequence[ResultRate]]
 
 
@@ -297,8 +297,8 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
 def find_best_rates(rates: Iterable[ResultRate]) -> list[BestRate]:
     """Find the highest rate for each accelerator, dtype and regime. Returns them sorted by dtype, regime and rate.
 
-    Rates of sweeps count only where there is no ceiling of a search: a sweep chooses its best row by the same samples
-    that it reports, so the rate is biased upward.
+    The rate of a sweep is used only if no search found a ceiling. A sweep reports the samples by which it chose its
+    best row, so its rate is biased upward.
     """
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in rates)
     kinds = ([entry for entry in group if entry.ceiling] or group for group in groups.values())

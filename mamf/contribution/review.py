@@ -1,4 +1,4 @@
-"""Review contributed run logs: check each log by all rules, and choose its path in results/."""
+"""Review contributed run logs: check each log against all rules, and choose its path in results/."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def format_start_time(iso: str) -> str:
 
 
 def join_into_slug(parts: Iterable[str]) -> str:
-    """Join texts with dashes to a name in lower case. Leaves out repeated texts and special characters."""
+    """Join texts with dashes into a name in lower case. Leaves out repeated texts and special characters."""
     texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
     return "-".join(text for text in texts if text)
 
@@ -126,7 +126,7 @@ class Review:
 
 
 def review_log(path: Path, on_read: ReadProgressCallback | None = None) -> Review:
-    """Review a log by all rules. If the log is unreadable, add a finding that says why, and raise no error.
+    """Check a log against all rules. If the log is unreadable, add a finding that says why, and raise no error.
 
     ``on_read``: called with the number of bytes read, for a progress bar.
     """
@@ -205,8 +205,8 @@ def _find_byte_errors(path: Path) -> Iterator[Finding]:
 
 
 def review_results(root: Path, paths: Iterable[Path], on_read: ReadProgressCallback | None = None) -> list[Review]:
-    """Review the logs of a results folder: check each by all rules, and find logs at a wrong path, copied samples and
-    missing submitters.
+    """Review the logs of a results folder: check each against all rules, and find logs at a wrong path, copied samples
+    and missing submitters.
 
     If submitters.txt has errors, the last review is the review of submitters.txt.
     """
@@ -273,11 +273,11 @@ def format_findings(review: Review, include_warnings: bool = True) -> list[str]:
 def make_reviews_document(reviews: Sequence[Review], named_paths: Container[Path]) -> Document:
     """Make the report of ``mamf results check``.
 
-    ``named_paths``: the logs whose warnings are printed, which are those that the user named. The warnings of a whole
+    ``named_paths``: the logs that the user named. Only their warnings are printed, because the warnings of a whole
     folder would hide its errors.
     """
     names = ("rule", "level", "line", "message")
-    columns: list[Column[Review]] = [  # Only JSON shows these columns; the printed report shows the lines.
+    columns: list[Column[Review]] = [  # JSON has these columns; the printed report has the lines below.
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.results_path and review.results_path.as_posix()),

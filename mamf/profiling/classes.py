@@ -48,9 +48,10 @@ WORK_CLASSES = (
 
 @functools.cache
 def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
-    """Read classes.csv and return its rules, as pairs of pattern and class, by kind of rule (its column ``by``).
+    """Read classes.csv and return its rules, grouped by their kind (the column ``by``). A rule is a pair of a pattern
+    and a class.
 
-    Of several rules of one kind, the first rule whose pattern matches decides. The kinds of rules are:
+    Among rules of the same kind, the first one whose pattern matches decides the class. The kinds of rules are:
 
     - ``caller``: matches operations and annotations. The class applies to all events that they call, so a matmul
       within attention is attention.
@@ -86,7 +87,8 @@ def classify_event(event: Event) -> str:
         if each.kind == "operation" or each is callers[0] or _find_class_by_rules("caller", each.name) != COMMUNICATION
     }
     if forward_callers or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
-        # In Lightning, the optimizer's step() calls the forward and backward passes, which do no work of the optimizer.
+        # In Lightning, the optimizer's step() calls the forward and backward passes, which are not part of the
+        # optimizer.
         enclosing_classes.discard(OPTIMIZER)
     return (
         next((name for _, name in read_class_rules()["caller"] if name in enclosing_classes), None)
@@ -138,9 +140,9 @@ def compute_visible_and_hidden_seconds(
 ) -> dict[str, tuple[float, float]]:
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
-    While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. The visible
-    seconds of a class are those that count for it. In its hidden seconds its events ran too, but the time counts for
-    another class.
+    While events of several classes run at the same time, the time is attributed to the class that comes first in
+    WORK_CLASSES. The visible seconds of a class are the time attributed to it. Its hidden seconds are the time in which
+    its events ran, but which is attributed to another class.
 
     ``intervals_by_class``: the intervals of the events of each class, as (start, end) in seconds.
     """
@@ -174,10 +176,10 @@ _WORD_BOUNDARY_PATTERN = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][
 
 @functools.cache
 def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
-    """Return the function and the template arguments in a mangled or demangled kernel name, even if the name is cut.
+    """Return the function and the template arguments in a mangled or demangled kernel name, which may be truncated.
 
-    The function has its namespaces, as in ``at::native::vectorized_kernel``, but no return type, template arguments or
-    parameters. The running time is linear in the length of the name.
+    The function includes its namespaces, as in ``at::native::vectorized_kernel``, but not its return type, template
+    arguments or parameters. The running time is linear in the length of the name.
     """
     name = name.replace("(anonymous namespace)", "anonymous")
     if mangled := _MANGLED_PREFIX_PATTERN.match(name):

@@ -42,9 +42,9 @@ def count_operation_flop(event: Event) -> int | None:
 
 
 def find_operand_dtype(event: Event) -> str:
-    """Return mamf's name of the dtype of the operands that an operation multiplies.
+    """Return the dtype of the operands that an operation multiplies, under mamf's name.
 
-    If mamf has no name for the dtype, return torch's name; ``unknown`` if the trace does not say the dtype.
+    If mamf has no name for the dtype, return torch's name. If the trace does not record the dtype, return ``unknown``.
     """
     operand_index = _FIRST_OPERAND_INDEX_BY_OPERATION.get(event.name, 0)
     torch_name = event.argument_dtypes[operand_index] if len(event.argument_dtypes) > operand_index else ""
@@ -55,7 +55,7 @@ def count_matmul_flop(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the FLOP of a matmul of ``a`` with shape (..., M, K) and ``b`` with shape (..., K, N).
 
     If only one operand has three dimensions, the matmul is grouped: its groups split the M, N or K of the other operand
-    among themselves. The FLOP of all groups together are then those of a single matmul.
+    among themselves. All groups together then have the same FLOP as a single matmul.
     """
     return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
 
@@ -94,11 +94,11 @@ def _parse_numbers_per_dimension(text: str, count: int) -> list[int]:
 
 
 def _count_convolution_backward_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:
-    """Return the FLOP of ``aten::convolution_backward``: those of the forward pass for the gradient of the input, and
-    again for the gradient of the weight.
+    """Return the FLOP of ``aten::convolution_backward``. The gradient of the input takes the same FLOP as the forward
+    pass, and so does the gradient of the weight.
 
     The first arguments are the gradient of the output (N, O, ...), the input and the weight. The last argument says
-    which gradients the operation computes: of input, weight and bias. The gradient of the bias counts no FLOP.
+    which gradients the operation computes: of input, weight and bias. The FLOP of the bias's gradient are not counted.
     """
     gradient, input_shape, weight = shapes[:3]
     flop_per_gradient = 2 * math.prod(input_shape if argument_values[7] == "True" else gradient) * math.prod(weight[1:])
@@ -114,8 +114,8 @@ def _make_attention_formula(
     - ``query_index``: the index of Q among the arguments. K and V follow it.
     - ``forward_pass_ratio``: FLOP of the operation divided by the FLOP of a forward pass.
 
-    torch aligns a causal mask to the top left of the scores, so queries attend to no key at a position after the last
-    query. These keys count no FLOP.
+    torch aligns a causal mask to the top left of the scores. Keys after the last query are therefore masked for every
+    query, so the formula does not count them.
     """
 
     def count_attention_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:

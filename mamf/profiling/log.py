@@ -1,8 +1,8 @@
 """Write and read the logs of ``mamf profile``, and make its reports.
 
-The log of a profile has the tier ``profile``, which distinguishes it from other logs, a record for each class, module,
-kernel and part of memory, and a summary. With ``--ranks all``, a folder has one log per rank. Rankings, comparisons and
-result tables ignore profiles, because profiles have no samples.
+The log of a profile has the tier ``profile``, which distinguishes it from other logs. It has a record for each class,
+module, kernel and part of memory, and a summary. With ``--ranks all``, a folder has one log per rank. Rankings,
+comparisons and result tables ignore profiles, because profiles have no samples.
 
 There are two reports: the report of one profile (classes, modules, top kernels, memory), and the report of all ranks,
 which says which rank the other ranks wait for.
@@ -51,7 +51,7 @@ from mamf.report.shares import describe_known_ceilings
 
 PROFILE_TIER = "profile"
 RANK_LOG_PATTERN = "rank-*.jsonl"
-#: For each kind of record in a profile's log: the field of Profile with these records, and their Python type.
+#: For each kind of record in a profile's log, the field of Profile that contains these records, and their Python type.
 _FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
     "profile": ("classes", ClassRow),
     "kernel": ("kernels", KernelRow),
@@ -168,17 +168,18 @@ _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says in which share of
-# this time operations with counted FLOP ran.
+# If operations without a FLOP formula take more than this share of a class's time, the report says for how much of this
+# time mamf counted FLOP.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
-#: A rank is a straggler if at least this share of its step is time that the fastest rank does not need. A step counts
-#: without the time in which only communication runs. Equal ranks on two H200 differed by 1.3 to 2.9 % over three steps.
+#: A rank is a straggler if its step takes longer than the step of the fastest rank, and the difference is at least this
+#: share of its step. Time in which only communication runs is not included in a step here. On two H200, ranks that did
+#: equal work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 
 
 def make_profile_document(script: str, profile: Profile, max_rows: int | None = 10) -> Document:
-    """Make the report of a profile. In csv, the report is only the table of classes.
+    """Make the report of a profile. In csv, the report has only the table of classes.
 
     ``max_rows``: the maximum number of modules and of kernels to show; None shows all.
     """
@@ -381,7 +382,7 @@ def _explain_shares(profile: Profile) -> str:
 def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> Document:
     """Make the report that compares all ranks.
 
-    ``expected_rank_count``: the number of ranks of the job, so that the report finds ranks without a profile; 0 if
+    ``expected_rank_count``: the number of ranks of the job, so that the report can list ranks without a profile; 0 if
     unknown.
     """
     script = next(script for script, _ in ranks.values())
@@ -416,7 +417,8 @@ def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> 
     return Document(f"Profile of {script} by rank", blocks, {"script": script, "missing": missing_ranks})
 
 
-# Return the seconds of a step without those in which only communication runs. Waiting for other ranks is communication.
+# Return how many seconds a step takes, without the time in which only communication runs. Waiting for other ranks
+# counts as communication.
 def _get_noncommunication_step_seconds(profile: Profile) -> float:
     return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
 

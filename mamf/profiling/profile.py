@@ -47,8 +47,8 @@ class ClassRow:
 
     The row of a module includes its backward pass and its inner modules.
 
-    - ``visible``: the seconds that count for this class.
-    - ``hidden``: the seconds in which events of this class ran, but which count for another class that ran too.
+    - ``visible``: the time attributed to this class, in seconds. Each instant is attributed to only one class.
+    - ``hidden``: the time, in seconds, in which events of this class ran, but which is attributed to another class.
     - ``calls``: for a class, the number of its calls; for idle time, the number of gaps in the trace; for a module, the
       number of events in it.
     - ``flop``: FLOP by dtype.
@@ -100,9 +100,9 @@ class MemoryRow:
 
 @dataclass(frozen=True)
 class DtypeRow:
-    """The number of tensors with one dtype in a part of the script.
+    """The number of tensors of one kind that have one dtype.
 
-    ``name``: the part of the script, such as parameters, outputs of a type of layer, or the loss.
+    ``name``: the kind of tensors, such as parameters, outputs of a type of layer, or the loss.
     """
 
     name: str
@@ -144,7 +144,9 @@ class Profile:
         object.__setattr__(self, "classes", rows)
 
     def get_visible_seconds(self, name: str) -> float:
-        """Return the seconds that count for a class, over all profiled steps; 0 if the profile has no such class."""
+        """Return the time in all profiled steps that is attributed to a class, in seconds; 0 if the profile does not
+        have it.
+        """
         return sum(row.visible for row in self.classes if row.name == name)
 
     @property
@@ -309,9 +311,9 @@ def _make_class_row(
 ) -> ClassRow:
     """Make the row of a class or module from the intervals of its events, and count their FLOP.
 
-    If an operation calls others, their FLOP count once, in the class of the outer operation: a copy that a matmul calls
-    counts none of the matmul's FLOP. The dtype of the FLOP is that of the innermost operation with a formula, because
-    autocast converts the operands before this operation.
+    If an operation calls others, their FLOP are counted once, for the class of the outer operation. For example, a copy
+    that a matmul calls gets none of the matmul's FLOP. The dtype of the FLOP is that of the innermost operation with a
+    formula, because autocast converts the operands before this operation.
     """
     operations_by_event: dict[Event, list[Event]] = {}
     for event in dict.fromkeys(each.event for each in busy_intervals):

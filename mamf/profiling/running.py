@@ -34,7 +34,8 @@ from mamf.profiling.log import get_rank
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRangeWatch
 
-#: Commands that read run logs and traces, which users may confuse with scripts, by the suffix of the file's name.
+#: The command that reads a file with each suffix. An error names it if the user gives a run log or a trace instead of a
+#: script.
 _READ_COMMAND_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
 # Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
 _QUIET_KINETO_LOG_LEVEL = "6"
@@ -148,16 +149,16 @@ class StepProfiler:
     """The profiler of some training steps of a script. Hooks in the script call ``end_step`` at the end of each step.
 
     - ``warmup_steps``: the number of steps to skip at the beginning.
-    - ``steps_to_profile``: the number of steps to profile. Before these steps, mamf times as many steps without the
-      profiler.
+    - ``steps_to_profile``: the number of steps to profile. Before these steps, mamf times the same number of steps
+      without the profiler.
     - ``watches``: objects of mamf.profiling.watches, which also observe the profiled steps.
     - ``ends_script``: whether to end the script after the last profiled step.
     - ``on_profiled``: a function to call once, right after the last profiled step.
     - ``failure``: one line that says why profiling failed; empty if it did not fail. An error ends the profiling, but
       never the script.
 
-    A script may fork processes that train. mamf profiles the first process of this rank that ends a step. This process
-    creates a file in ``folder``, by which the other processes know that mamf does not profile them.
+    A script may fork processes that train. mamf profiles only the first process of this rank that ends a step. This
+    process creates a file in ``folder``, which tells the other processes that they are not profiled.
     """
 
     def __init__(
@@ -193,7 +194,9 @@ class StepProfiler:
         return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
     def _claim_profiling(self) -> bool:
-        """Return whether to profile this process, which is true for the first process of this rank that calls this."""
+        """Return whether to profile this process. Only the first process of this rank that calls this method is
+        profiled.
+        """
         if self._profiled_process_id is None and get_rank() == self._rank:
             try:
                 self._claim_file.touch(exist_ok=False)

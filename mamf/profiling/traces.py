@@ -101,7 +101,7 @@ class BusyInterval:
 
 @dataclass(frozen=True)
 class Trace:
-    """The trace of the profiled training steps. Raises ValueError if its duration is not above 0.
+    """The trace of the profiled training steps. Raises ValueError if its duration is not positive.
 
     - ``events``: all events that overlap with the steps.
     - ``start_seconds``, ``end_seconds``: start of the first step and end of the last step.
@@ -142,7 +142,7 @@ def sum_interval_seconds(intervals: Intervals) -> float:
 
 
 def find_gaps(covered_intervals: Intervals, start_seconds: float, end_seconds: float) -> Intervals:
-    """Return the intervals between ``start_seconds`` and ``end_seconds`` that no covered interval overlaps."""
+    """Return the gaps between the covered intervals, from ``start_seconds`` to ``end_seconds``."""
     edges = [start_seconds, *(edge for interval in covered_intervals for edge in interval), end_seconds]
     return [
         (gap_start, gap_end) for gap_start, gap_end in zip(edges[::2], edges[1::2], strict=True) if gap_end > gap_start
@@ -150,11 +150,11 @@ def find_gaps(covered_intervals: Intervals, start_seconds: float, end_seconds: f
 
 
 def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
-    """Return the intervals within the training steps in which the device worked. If no device was used, return those in
-    which the CPU worked.
+    """Return the intervals within the training steps in which the device was busy or, if no device was used, those in
+    which the CPU was busy.
 
-    A device works while a kernel or copy runs. A CPU works while an operation runs; the time of an operation excludes
-    the operations that it calls. Communication of Gloo, which runs on the host, is always included.
+    A device is busy while a kernel or copy runs. A CPU is busy while an operation runs; the time of an operation
+    excludes the operations that it calls. Communication of Gloo, which runs on the host, is always included.
     """
     if trace.has_device_events:
         intervals = [
@@ -274,7 +274,8 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
 def _make_host_events(
     raw_events: Iterable[_RawEvent], origin_microseconds: float
 ) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
-    """Make the events on the host. Return all events, and by link, the events that launched work on the device.
+    """Make the events on the host. Return all events, and a mapping from links to the events that launched work on the
+    device.
 
     A link is a pair of a field's name and a number that a launch has in common with the kernel or copy that it
     launched. If the interval of an event is within the interval of another event of the same thread, the outer event

@@ -35,7 +35,7 @@ _DEFAULT_BUDGET_SECONDS, _DEFAULT_CPU_BUDGET_SECONDS = 270.0, 150.0
 #: The share of the time budget that each command gets, by the name of its log without suffix. The profile of a model's
 #: training step, which is not in this table, takes the remaining time.
 _BUDGET_SHARE_BY_LOG_NAME = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
-# On a CPU, measure only kernels that need no compilation, because compiling one would take the whole time budget.
+# On a CPU, measure only kernels that are not compiled, because compiling one would take the whole time budget.
 _CPU_ATTENTION_OPTIONS = [
     *("--kernel", "eager", "sdpa", "sdpa-math"),
     *("--seq-lens", "256", "512", "--head-dims", "64", "--heads", "8", "--batch", "1"),
@@ -44,7 +44,7 @@ _CPU_ATTENTION_OPTIONS = [
 #: measured shape with the most FLOP.
 _MAX_COUNTED_KERNELS = 2
 SUMMARY_FILE_NAME = "SUMMARY.md"
-#: The heading in SUMMARY.md of each log, by the log's file name, in the order in which mamf measures the logs.
+#: The heading of each log in SUMMARY.md, by the log's file name. mamf writes the logs in this order.
 HEADING_BY_LOG_FILE = {
     "ceilings.jsonl": "What the device can do",
     "bandwidth.jsonl": "How fast its memory is",
@@ -86,7 +86,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 skip_reasons[name] = str(error)
-                # Let only a missing log change the exit code: the summary is useful without a picture.
+                # A missing picture does not change the exit code, because the summary is useful without it.
                 exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
@@ -101,7 +101,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 class AutoprofileCommands:
     """The list of mamf commands that one ``mamf autoprofile`` runs on one device within one time budget.
 
-    ``folder``: the folder for the logs. A command resumes its log if the folder has this log and it is unfinished.
+    ``folder``: the folder for the logs. If the folder already has an unfinished log of a command, the command resumes
+    it.
     ``skip_reasons``: the reason why a log cannot be measured here, by the file name of the log.
     """
 
@@ -120,7 +121,8 @@ class AutoprofileCommands:
     def yield_commands(self) -> Iterator[tuple[str, list[str]]]:
         """Yield, for each command, the file name of the log or picture that it writes, and its arguments.
 
-        The caller must run each command before it takes the next one, whose arguments may depend on the earlier logs.
+        The caller must run each command before it takes the next one, because later arguments may depend on earlier
+        logs.
         """
         is_accelerator = self.backend.is_accelerator
         dtype_options = ["--dtype", self.dtype] if self.dtype else []
@@ -187,8 +189,8 @@ class AutoprofileCommands:
         return log_file, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log_file)]
 
     def _make_ceiling_options(self, regime: str) -> list[str]:
-        """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
-        missing or has no ceiling of ``regime`` (burst or sustained).
+        """Return ``--ceiling LOG`` as arguments, where LOG is the log of ceilings in the folder. Return no arguments if
+        this log is missing or has no ceiling of ``regime`` (burst or sustained).
         """
         from mamf.logs.run_log import read_run_log
 
@@ -225,7 +227,9 @@ class AutoprofileCommands:
         return [*names, *make_run_options(largest_row.problem, largest_row.shape)]
 
     def _make_model_step_arguments(self) -> list[str]:
-        """Return Python's arguments that run training steps of GPT-2 small or, on a CPU, of a model with two layers."""
+        """Return the arguments for Python to run training steps of GPT-2 small or, on a CPU, of a model with two
+        layers.
+        """
         cpu_options = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
         accelerator_options = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
         script = [

@@ -1,7 +1,7 @@
 """Implement the command ``mamf compare A B``: show which rows of run log B are faster or slower than the same rows of
 log A.
 
-Each side may also be several logs of repeated runs.
+A and B may each be several logs of repeated runs.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Implement the command ``mamf explain``: explain why one matmul reaches fewer FLOPS than the datasheet of the device
-says.
+"""Implement the command ``mamf explain``: explain why a matmul reaches fewer FLOPS than the device's datasheet
+promises.
 
 The command measures the matmul for about half a minute, in short bursts and under sustained load, with several kinds of
 values in the matrices.
@@ -94,8 +94,8 @@ class ExplainSession(Session):
 
     @cached_property
     def matmul_to_explain(self) -> MatmulToExplain:
-        """The matmul to explain: the matmul of --shape. Without --shape, the fastest matmul in the log of --ceiling or,
-        without --ceiling, of the last ``mamf find`` on this device.
+        """The matmul to explain. By default, it is the fastest one in the log of --ceiling or, if that option is not
+        given either, the fastest one of the last ``mamf find`` on this device. --shape selects another matmul.
         """
         from mamf.logs.ceiling_cache import find_cached_ceiling
         from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, make_problem

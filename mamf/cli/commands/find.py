@@ -96,7 +96,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
         raise UsageError(
             "--requeue needs a single --dtype, because each dtype has its own log: name one dtype, or use --output"
         )
-    # A resumed run has the dtype of its log, so it does not need a list of dtypes from --dtype.
+    # A resumed run continues one log, which has a single dtype.
     is_resumed = options.resume and not options.crashed_run
     dtypes = [options.dtype] if is_resumed else list(dict.fromkeys(options.dtype or [None]))
     output_path: Path | None = options.output
@@ -116,7 +116,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
                 exit_code = _MatmulSearchSession(
                     MeasurementRequest(options.requested_operation), options, signal_handler, resumed
                 ).run()
-            except UsageError as error:  # The device may be too slow in this dtype only, so search the others.
+            except UsageError as error:  # The device may be too slow only in this dtype, so try the others.
                 if len(dtypes) == 1:
                     raise
                 warn(str(error))
@@ -170,7 +170,7 @@ class _MatmulSearchSession(Session):
 
     def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
         """Return the plan that the options describe, but with the grid of shapes from ``logged_plan``, because a new
-        grid depends on a measured speed and would differ by chance.
+        grid would depend on a new measurement of the device's speed, and so would differ slightly.
         """
         options = self.options
         if bool(options.quick) != logged_plan.options.is_quick:
@@ -225,8 +225,8 @@ class _OperationFindSession(Session):
         )
 
     def _choose_shapes(self, plan: Plan) -> tuple[Any, ...]:
-        """Return the shapes to measure: the shapes of the options or, without these, the default shapes whose rate can
-        be a ceiling.
+        """Return the shapes to measure: those that the user gave or, by default, those default shapes whose rate can be
+        a ceiling.
 
         For example, the rate of arrays that fit in a cache cannot be a ceiling of memory. Raises UsageError if no shape
         has a rate that can be a ceiling.

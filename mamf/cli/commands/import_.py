@@ -66,7 +66,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Return one path in ``folder`` for each run. ``paths``: for each run, the path of its mamf-finder log.
+    """Return the path in ``folder`` to which each imported run is written. ``paths``: the path of each run's
+    mamf-finder log.
 
     A returned path has the name of the log with the suffix .jsonl. If a log has several runs, the names of the second
     and later runs also have a number. Raises UsageError if a file with a returned path exists.

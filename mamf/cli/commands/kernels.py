@@ -1,5 +1,5 @@
-"""Implement the command ``mamf kernels``: list the kernels of every operation, and say of each whether it can run on a
-device of this machine, or why it cannot.
+"""Implement the command ``mamf kernels``: list the kernels of every operation, and say whether each can run on a device
+of this machine and, if not, why.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def make_kernel_table(operation_name: str, backend: Backend) -> Block:
-    """Return a table of the kernels of the operation called ``operation_name``, and of whether each can run on the
-    device of ``backend``. If the operation cannot be imported, return a line with the reason.
+    """Return a table that lists the kernels of the operation called ``operation_name`` and says whether each can run on
+    the device of ``backend``. If the operation cannot be imported, return a line that says why.
     """
     from mamf.report.document import Lines, make_text_table
 

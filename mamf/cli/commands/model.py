@@ -175,7 +175,8 @@ class ModelSession(Session):
 
 def find_known_ceilings(backend: Backend, needed_keys: Collection[tuple[str, str]]) -> dict[tuple[str, str], Rate]:
     """Return the known ceilings for the pairs of dtype and regime in ``needed_keys``. A ceiling is known if it was
-    measured on this device, or if users contributed it for this model of device. Warn of each pair without a ceiling.
+    measured on this device, or if users contributed it for a device of the same model. Warn about each pair without a
+    known ceiling.
     """
     from mamf.contribution.known_ceilings import find_measured_peak
 

@@ -141,8 +141,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
     """Measure the pairs (a matmul and other work) of ``strategy``, and yield a row per measurement.
 
-    If a launcher such as torchrun started several processes (ranks), all ranks together measure the pairs of rank 0.
-    ``place``: the rank of this process, or None if no launcher started this process.
+    If a launcher such as torchrun started several processes (ranks), all ranks measure the pairs that rank 0 chooses,
+    at the same time. ``place``: the rank of this process, or None if no launcher started this process.
     """
     from mamf.node.group import gather_from_all_ranks, join_group
 
@@ -163,8 +163,8 @@ class _RankStrategy:
     0 of the processes that a launcher started, or the only process.
 
     ``strategy``: plans and measures the rows. ``place``: the rank of this process, or None if it is the only process.
-    ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log,
-    and so get no second row.
+    ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log.
+    Further rows of these combinations are dropped.
     """
 
     strategy: OverlapStrategy

@@ -1,5 +1,5 @@
 """Implement the command ``mamf profile SCRIPT [ARGS...]``: run a training or inference script under torch's profiler,
-and report which kernels and gaps take the time of its steps.
+and report how much time its steps spend in each class of kernels and in the gaps between kernels.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.output, options.trace, options.memory = (
         _choose_output_path(options, name) for name in ("output", "trace", "memory")
     )
-    folder = Path(tempfile.mkdtemp())  # Not a TemporaryDirectory: a child that the script forks would remove it.
+    folder = Path(tempfile.mkdtemp())  # A forked child of the script would remove a TemporaryDirectory.
     try:
         return _profile_script(options, program, folder)
     finally:
@@ -213,7 +213,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
         if watch is not None
     ]
     profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, ends_script=options.stop)
-    if get_rank() and options.ranks == "first":  # Write no profile: count the steps to end when rank 0 ends.
+    if get_rank() and options.ranks == "first":  # Count steps only to end together with rank 0.
         return running.profile_program(program, profiler, options.calls)
     if options.ceiling:  # Report an unusable log of --ceiling before the script starts.
         _make_ceiling_lookup(options)
@@ -276,9 +276,10 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
     """Return a function that takes the name of a dtype and returns its sustained ceiling, the highest matmul rate of
     the device under sustained load, or None if the ceiling is unknown. Reports divide rates by it to show MAMFU.
 
-    The ceilings come from the logs of --ceiling. Without --ceiling, the function looks up the ceilings of the device
-    that ran the script, and the ceilings for a trace are unknown. ``ran_on_device``: whether the profiled work ran on a
-    device other than the CPU. Raises RunLogError if a log has no sustained ceiling.
+    The ceilings come from the logs of --ceiling. Without --ceiling, the function looks up the known ceilings of the
+    device that ran the script. If mamf read a trace instead of running a script, all ceilings are unknown.
+    ``ran_on_device``: whether the profiled work ran on a device other than the CPU. Raises RunLogError if a log has no
+    sustained ceiling.
     """
     from mamf.ceilings.ceiling import mark_source_as_option
     from mamf.logs.run_log import read_run_log

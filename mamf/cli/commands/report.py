@@ -1,5 +1,5 @@
-"""Implement the command ``mamf report LOG...``: write one HTML page with the reports and charts of run logs and
-folders.
+"""Implement the command ``mamf report LOG...``: write one HTML page with the reports and charts of run logs, and of all
+run logs in folders.
 """
 
 from __future__ import annotations

@@ -153,10 +153,10 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
 
 
 def _find_field_with_value(word: str, operation: AnyOperation) -> str:
-    """Return the name of the field of the operation's problem that can have the value ``word``, such as "direction" for
-    "fwd".
+    """Find the field of the operation's problem that has ``word`` among its allowed values, and return the field's
+    name, such as "direction" for "fwd".
 
-    Return "regime" for the name of a regime, and "dtype" if no field lists the word among its values.
+    Return "regime" if the word is the name of a regime, and "dtype" if no field allows it.
     """
     if word in _CLAIM_REGIMES:
         return "regime"
@@ -188,7 +188,8 @@ def _find_operation_of_claim(kernel_name: str, shape_text: str) -> AnyOperation:
 
 
 class ReproduceSession(Session):
-    """A run of ``mamf reproduce``: it measures claims (published figures) here, and compares each with its new figure.
+    """A run of ``mamf reproduce``: it measures the kernels of claims (published figures) here, and compares each claim
+    with the new figure.
 
     ``requested_claims``: the claims, and the options to measure them. ``source_log``: the log with the claims, or None.
     """

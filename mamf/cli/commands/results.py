@@ -163,7 +163,7 @@ def write_tables(options: argparse.Namespace) -> int:
     from mamf.contribution.tables import make_contributed_csv, make_results_pages
 
     root = _require_results_folder(options.results)
-    logs = sorted(root.glob("*/*.jsonl"))  # Do not search deeper, because root may be any large folder by mistake.
+    logs = sorted(root.glob("*/*.jsonl"))  # Do not search deeper: a user may name any large folder by mistake.
     if not logs:
         raise UsageError(
             f"{root} contains no folder of an accelerator's run logs: give the path of the project's folder results/"

@@ -28,7 +28,7 @@ EXAMPLES = """examples:
   rocprofv3 --selected-regions --kernel-trace -- mamf run torch.mm --shape 4096x4096x4096
   compute-sanitizer --tool memcheck mamf run my.module:MyKernel --shape 256x256x256
 """
-#: The number of additional launches with --determinism, whose results mamf compares bit by bit.
+#: The number of additional launches that --determinism makes, to compare their results bit by bit.
 _DETERMINISM_LAUNCHES = 10
 _DETERMINISM_RESULT_TEXTS = {
     True: f"{_DETERMINISM_LAUNCHES} more launches gave bitwise equal results",
@@ -106,7 +106,9 @@ def _get_single_value(value_name: str, values: tuple[Any, ...], example: str) ->
 
 
 def _yield_part_table_lines(parts: Mapping[str, tuple[int, float]]) -> Iterator[str]:
-    """Yield the lines of a table of an attention kernel's parts. ``parts``: the FLOP and the seconds of each part."""
+    """Yield the lines of a table of the parts of an attention kernel, such as softmax. ``parts``: the FLOP and the
+    seconds of each part.
+    """
     from mamf.report.document import format_four_digits
 
     total_flop, total_seconds = (sum(each) for each in zip(*parts.values(), strict=True))

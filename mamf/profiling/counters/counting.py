@@ -15,7 +15,7 @@ class HardwareCounterStrategy(RowsStrategy):
     """A strategy that measures each kernel with each shape of a plan. After each measurement it reads the kernel's
     hardware counters.
 
-    ``keys_with_counters``: the keys of all kernels, problems and shapes whose counters have been read, by this run or
+    ``keys_with_counters``: the combinations of kernel, problem and shape whose counters have been read, by this run or
     by the earlier run that it resumes.
     """
 
@@ -48,6 +48,6 @@ class HardwareCounterStrategy(RowsStrategy):
 def find_rows_without_counters(rows: Sequence[Measurement], keys_with_counters: set[CountersKey]) -> list[Measurement]:
     """Return the successful measurements whose counters have not been read.
 
-    Leave out reference measurements, with which mamf only compares other measurements.
+    Leave out reference measurements, which mamf makes only to compare other measurements with them.
     """
     return [row for row in rows if row.ok and not row.is_reference and make_counters_key(row) not in keys_with_counters]

@@ -43,15 +43,15 @@ ACTIVE_WARPS_PERCENT, POSSIBLE_WARPS_PERCENT = (
     "sm__maximum_warps_per_active_cycle_pct",
 )
 INSTRUCTION_COUNT = "smsp__inst_executed.sum"
-#: Names of the metrics that say how many blocks of a kernel fit on a compute unit, by the resource that blocks need.
-#: The resource with the smallest number limits the occupancy.
+#: For each resource that a block needs, such as registers, the metric that says how many blocks of a kernel fit on a
+#: compute unit if only this resource limits them. The resource with the smallest number limits the occupancy.
 OCCUPANCY_LIMIT_METRICS = {
     "registers": "launch__occupancy_limit_registers",
     "shared memory": "launch__occupancy_limit_shared_mem",
     "warps": "launch__occupancy_limit_warps",
     "blocks": "launch__occupancy_limit_blocks",
 }
-#: The metrics whose values can be added over the device kernels of a launch. The others are percentages or sizes.
+#: The metrics that can be summed over the device kernels of a launch. All others are percentages or sizes.
 SUMMED_METRICS = (ELAPSED_CYCLES, DURATION_NANOSECONDS, DRAM_BYTES_READ, DRAM_BYTES_WRITTEN, INSTRUCTION_COUNT)
 NCU_METRICS = (
     *SUMMED_METRICS,
@@ -113,7 +113,7 @@ class DeviceKernelCounters:
 
 @dataclass(frozen=True)
 class LaunchCounters:
-    """The hardware counters of the launches of a kernel with one shape.
+    """The hardware counters of several equal launches of a kernel.
 
     - ``device_kernels``: the device kernels that a launch runs. Each metric is the median over the profiled launches.
     - ``cycles_by_launch``: for each profiled launch, the sum of the elapsed cycles of its device kernels.
@@ -239,12 +239,12 @@ def _decode_counters(record: Mapping[str, Any]) -> LaunchCounters:
 #: A part of the device, such as the tensor pipe, bounds a kernel if the kernel uses at least this percentage of the
 #: part's peak.
 MIN_BUSY_PERCENT = 60.0
-# Seconds that it takes to start and end a kernel. If a kernel runs for less time, the launch bounds the kernel's speed.
+# The time to start and end a kernel, in seconds. If a kernel runs for less time, its launch bounds its speed.
 _MIN_KERNEL_SECONDS = 5e-6
-# If a kernel has fewer waves of blocks than this, most compute units of the device are idle.
+# A wave is the set of blocks that the device can run at once. With fewer waves than this, most of the device is idle.
 _MIN_WAVES = 0.5
 # If the device kernels of a launch run for less than this share of the time from one launch to the next, the gaps
-# between the kernels bound the speed. mamf measures the time from launch to launch without ncu, back to back.
+# between the kernels bound the speed. mamf measures this time without ncu, with back-to-back launches.
 _MIN_KERNEL_TIME_SHARE = 0.7
 # If the longest device kernel takes at least this share of a launch's cycles, its bound is reported as the bound of the
 # whole launch, without the kernel's name.
@@ -265,7 +265,7 @@ class Bound:
 
 
 def find_launch_bound(counters: LaunchCounters, interval_seconds: float | None = None) -> Bound:
-    """Return what bounds a launch: the gaps between its device kernels if they are long, or else the bound of the
+    """Return what bounds a launch: the gaps between its device kernels if they are long, otherwise whatever bounds the
     longest device kernel.
 
     ``interval_seconds``: the seconds from one launch to the next, back to back and without ncu; None if unknown.
@@ -372,7 +372,7 @@ class Ncu:
     launch_count: int
 
     def make_command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
-        """Return the command line with which ncu reads a kernel's counters.
+        """Return the command line that makes ncu read a kernel's counters.
 
         ``kernel``: the kernel's name as the user gave it.
         """
@@ -420,7 +420,7 @@ def make_run_options(problem: Any, shape: Any) -> list[str]:
 
 
 def find_ncu(name: str | None) -> str:
-    """Return the path of the program ncu. ``name``: a path or name from the user; None: search for ``ncu`` in PATH.
+    """Return the path of the program ncu. ``name``: the user's path or name of it, or None to search for it in PATH.
 
     Raises UnavailableError if there is no such program.
     """

@@ -94,7 +94,7 @@ def make_counters_document(log: RunLog) -> Document:
 def _make_counter_table(
     rows: Sequence[Measurement], counters_by_key: Mapping[CountersKey, LaunchCounters]
 ) -> Table[CounterLine]:
-    """Make the table of the kernels that ran one problem with one shape.
+    """Make the table of the kernels that were measured on one problem and shape.
 
     ``rows``: the measurements of these kernels. The printed table shows the device kernels of a launch only if the
     launch runs several; csv and json always have them.

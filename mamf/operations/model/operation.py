@@ -360,7 +360,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         return [f"{problem.style} {sizes}", problem.phase, *other_texts]
 
     def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
-        """Return texts for titles of reports. Known models, such as ``Llama 3 1B``, appear with their name, not sizes."""
+        """Return texts for titles of reports. Name known models, such as ``Llama 3 1B``, instead of listing sizes."""
         for size, preset_fields in FIELDS_BY_SIZE.items():
             if problem.style in _FAMILY_BY_STYLE and all(
                 getattr(problem, name) == value for name, value in preset_fields.items()

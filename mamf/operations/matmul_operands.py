@@ -240,7 +240,7 @@ def copy_operand_rows_to_host(operand: MatmulOperand, matmul_index: int, rows: t
 def compute_relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return ||actual - expected|| / ||expected|| of two tensors on the host.
 
-    If all expected values are 0, return 0 if all actual values are 0, or else infinity.
+    If all expected values are 0, return 0 if all actual values are 0 too, and infinity otherwise.
     """
     with use_one_torch_thread():
         difference = torch.linalg.vector_norm(actual - expected).item()

@@ -327,7 +327,7 @@ def compute_checksums(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
-    """Queue a checksum of a tensor's bits on the tensor's device, and return a function that waits for the number.
+    """Queue a checksum of a tensor's bits on the tensor's device, and return a function that waits for the checksum.
 
     The checksum weights the sums of rows and columns by their position, so that a swap of two elements changes it.
     """

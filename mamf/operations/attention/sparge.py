@@ -2,8 +2,8 @@
 
 SpargeAttention has no backward pass. How many blocks can be skipped depends on the data. If every block matters, a
 kernel that skips blocks below a threshold skips nothing, and a kernel that skips a fixed share of the blocks ("topk")
-gives a wrong result. So mamf lets ``topk`` kernels keep as many blocks as matter in the inputs
-(``AttentionProblem.sparsity``), and reports the share of blocks that a kernel skipped.
+gives a wrong result. So mamf lets ``topk`` kernels keep the share of blocks that matters in the inputs (see
+``AttentionProblem.sparsity``), and reports the share of blocks that a kernel skipped.
 """
 
 from __future__ import annotations

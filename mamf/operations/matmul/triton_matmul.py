@@ -25,7 +25,7 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.matmul.torch_kernels import TorchMatmul, describe_busy_units
 
 #: How the tiles of C are assigned to programs. ``tile``: one program per tile. ``persistent``: only as many programs as
-#: the device runs at once, each with many tiles. ``tma``: like ``persistent``, but tensor descriptors load
+#: the device runs at once, each of which computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
 #: operands.
 TileSchedule = Literal["tile", "persistent", "tma"]
 _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)

@@ -6,7 +6,7 @@ a file. All calls share these options; the first four take one value or several:
 - ``dtype``: the dtype of the operands, by default that of the device (bfloat16 on accelerators).
 - ``problem``: a whole problem in place of a dtype, such as MatmulProblem or AttentionProblem.
 - ``kernel``: a name that ``mamf kernels`` lists, or ``package.module:Class``.
-- ``regime``: how the device is loaded: ``burst`` (the default), ``sustained`` or, for matmul only, ``classic``.
+- ``regime``: the kind of load on the device: ``burst`` (the default), ``sustained`` or, for matmul only, ``classic``.
 - ``backend``: a name that ``mamf backends`` lists, ``auto`` for the first accelerator, or an open backend. ``device``:
   the index of the device.
 - ``precision``: the half-width of the confidence interval at which mamf stops measuring a row, as a share of the rate.

@@ -271,10 +271,10 @@ def _build_parser(command_words: Sequence[str]) -> CommandParser:
     parser.add_argument(
         "--version", dest="module", action="store_const", const="version", help="print the version and stop"
     )
-    # argparse must not require a command: it would report the missing command before a misspelled option.
+    # Do not let argparse require a command, because it would then report a missing command before a misspelled option.
     parser.set_defaults(module=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", parser_class=CommandParser)
-    commands.type = str  # accept any word here: the parser of the command checks the words after the command
+    commands.type = str  # accept any text here, because the parser of the named command checks it
     first_word = command_words[0] if command_words else ""
     parser.overview_text = "" if first_word in COMMAND_DESCRIPTIONS else f"{_format_command_overview()}\n"
     for name, description in (

@@ -43,7 +43,7 @@ _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
 #: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in burst,
 #: reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
 _MIN_READ_ARRAY_BYTES = 4 * 2**30
-#: The share of the run's budget that all searches for ceilings together may use. The rows get the rest.
+#: All searches for ceilings together may use at most this share of the run's budget. The rest is for the rows.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
@@ -149,8 +149,8 @@ def require_same_ceilings(
 def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
     """Return a copy of the plan that first searches for the ceilings that its rows need.
 
-    These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. A ceiling
-    that cannot be measured here is left out with a warning.
+    These are the matmul ceiling of each dtype and, if memory can limit the operation, the read bandwidth. Leave out
+    ceilings that cannot be measured here, and warn about them.
     """
     regimes = CEILING_REGIMES if SustainedRegime.name in plan.regimes else (BurstRegime.name,)
     searches = []

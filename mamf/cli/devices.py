@@ -189,7 +189,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         devices_by_reason.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in devices_by_reason.items():
-        # If all devices failed for the same reason, the request is the cause, so the warning names no device.
+        # If all devices failed for the same reason, the request is probably the cause, so do not name the devices.
         is_common_reason = not has_logs and len(devices_by_reason) == 1
         warn(reason if is_common_reason else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
@@ -329,7 +329,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
 
 
 def make_empty_folder(folder: Path, option: str) -> None:
-    """Create the folder of ``option`` for new logs. Raises UsageError if the folder has files or cannot be created."""
+    """Create the folder that ``option`` names. Raises UsageError if the folder has files or cannot be created."""
     make_folder(folder, f"; choose another folder for {option}")
     if any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty: choose another folder for {option}")

@@ -146,7 +146,8 @@ class Session:
             check_signals=signal_handler.raise_if_interrupted,
             on_device_lost=partial(exit_after_device_loss, self.backend),
         )
-        # If a signal has arrived, raise its exception again, because a library may have swallowed it during its import.
+        # If a signal has arrived, raise its exception again, because a library may have swallowed it while it was
+        # imported.
         signal_handler.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
@@ -185,7 +186,7 @@ class Session:
         """List the kernels of --kernel or, without this option, the available kernels of the preset. Return None if
         neither names kernels, which means all kernels.
 
-        Print a warning for each kernel of the preset that is not available.
+        If only some kernels of the preset are available, print a warning for each that is not.
         """
         preset_kernels = self.request.preset.kernels
         if self.options.kernel or not preset_kernels:

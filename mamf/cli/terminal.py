@@ -1,4 +1,4 @@
-"""Define the options that several commands share, and the functions with which commands print.
+"""Define the options that several commands share, and the functions that commands use to print.
 
 No other module of mamf prints. The functions here escape control characters, because a text may come from a plugin or
 from the log of a stranger. After a call of ``reserve_stdout_for_reports``, the output of plugins to stdout appears on

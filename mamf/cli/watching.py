@@ -4,11 +4,11 @@ SIGINT, SIGTERM or SIGHUP becomes one KeyboardInterrupt, never while a record is
 process at once. If a process receives one signal several times within a short time (from the terminal or a batch
 system, and again from the watching process), the repetitions do not count as a second signal.
 
-Because of the watching process, a kernel that crashes costs only its own row. This process forks before it imports
-anything large, and waits. Its child measures, and keeps the row that it is measuring in shared memory. If a signal such
-as SIGSEGV ends the child, or a library calls exit(), the watching process appends that row to the log and forks a new
-child, which resumes the log. This works on Linux only. On other systems a crash ends the run, and --resume continues
-it.
+A second process watches the run, so that a kernel that crashes costs only its own row. The watching process forks
+before it imports anything large, and waits. Its child measures, and keeps the row that it is measuring in shared
+memory. If a signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends that row to
+the log and forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the run,
+and --resume continues it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, INTERRUPTED_EXIT_CODE = 1, 3, 130
 ENDING_SIGNALS = {signal.SIGINT, signal.SIGTERM} | {
     each for each in signal.Signals if each.name == "SIGHUP" and signal.getsignal(each) != signal.SIG_IGN
 }
-#: A signal that arrives within this time after the first signal counts as its repetition, not as a second request of
+#: A signal that arrives within this time after the first signal counts as its repetition, not as a second request by
 #: the user.
 _MAX_REPEATED_SIGNAL_SECONDS = 0.3
 

@@ -170,7 +170,7 @@ def _make_rate(
 
 
 def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
-    """Pair each ceiling with one of the rows (measurements) that confirmed it, if the log contains such a row."""
+    """Pair each ceiling with a row (measurement) that confirmed it. Leave out ceilings without this row in the log."""
     fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM_PHASE)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
     keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())
@@ -258,7 +258,7 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
 # -- reading all logs of results/ and choosing the best rates ----------------------------------------------------------
 
 
-#: The best rate for a device, dtype and regime, and all rates from which it was chosen, including itself.
+#: The best rate for a device, dtype and regime, and all rates (including this one) that it was chosen from.
 BestRate = tuple[ResultRate, Sequence[ResultRate]]
 
 

@@ -306,8 +306,9 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     """Read the published figures that this package ships: the highest one for each device (by its name in peaks.csv)
     and dtype.
 
-    In a row, ``statistic`` says from how many measurements the publisher chose the figure, and how. ``accelerator`` is
-    the publisher's name for the device. Other people wrote these texts, so escape them before use in a page.
+    In each row, ``statistic`` says how many figures were published for the device and dtype and which is the lowest,
+    such as "the highest of 3, from 54". It is empty for a single figure. ``accelerator`` is the publisher's name for
+    the device. Other people wrote these texts, so escape them before use in a page.
     """
     return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_PUBLISHED_FIGURES_FILE)}
 
@@ -333,7 +334,7 @@ def _find_published_rate(device: DeviceModel, dtype: str) -> Rate | None:
 def compare_with_known_ceilings(ceiling: Ceiling, device: Mapping[str, Any]) -> str:
     """Return a sentence that compares a ceiling with ceilings of other cards of the same model and power limit.
 
-    Returns an empty string if no ceiling of such a card is known.
+    Returns an empty string if no ceilings of other cards are known.
     """
     if not is_compute_roof(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""

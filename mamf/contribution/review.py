@@ -277,7 +277,7 @@ def make_reviews_document(reviews: Sequence[Review], named_paths: Container[Path
     folder would hide its errors.
     """
     names = ("rule", "level", "line", "message")
-    columns: list[Column[Review]] = [  # Only JSON shows these columns; the printed report shows the lines.
+    columns: list[Column[Review]] = [  # JSON has these columns; the printed report has the lines below.
         Column("path", "", lambda review: str(review.path)),
         Column("tier", "", lambda review: review.tier),
         Column("place", "", lambda review: review.results_path and review.results_path.as_posix()),

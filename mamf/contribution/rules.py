@@ -38,7 +38,7 @@ from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
-# Only rows of approximate kernels, which skip work or multiply in another dtype, have these details.
+# The details of a row that only approximate kernels report. These kernels skip work or multiply in another dtype.
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
 # Match printable ASCII with single blanks and without the brackets of a Markdown link or picture.
@@ -46,16 +46,16 @@ _PLAIN_TEXT_PATTERN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
 # The limits of the memory that a device reports, as a share of its advertised memory: drivers reserve a part, and a
 # "GB" may mean a GiB.
 _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
-# Maximum time by which a date in a log may be in the future, because the clock of a machine may be wrong.
+# A date in a log may be at most this far in the future, because the clock of a machine may be wrong.
 _MAX_TIME_AHEAD = timedelta(days=2)
 # Maximum relative rounding error of the rates in a log, which have six digits.
 _RATE_ROUNDING_SHARE = 1.1e-5
 # The power in a log may differ from the recomputed power by this share: old logs contain the median power of repeated
-# measurements, but newer logs contain their total energy divided by their total time.
+# measurements, but newer logs divide total energy by total time.
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# Maximum relative error of a verified result, for exact and for approximate kernels. No kernel has a higher tolerance.
+# The maximum relative error of a verified result, for exact and for approximate kernels. No kernel allows more.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
 # The limits of power as a share of the power limit. In logs, cards under load have shares of 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
@@ -129,7 +129,7 @@ def has_exact_kernel(row: Measurement) -> bool:
 
 
 def check_field_names(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Find fields in the records of a log that mamf does not write."""
+    """Find unknown fields, which mamf never writes, in the records of a log."""
     for line, record in reviewed_log.records:
         known = _get_record_fields(HeaderRecord if line == 1 else STRUCT_BY_RECORD[record["record"]])
         for name in _yield_unknown_fields(record, known | {"record": {}, "time": {}}):
@@ -166,7 +166,7 @@ def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> It
 
 
 def check_real_device(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Reject simulated devices, cards that other programs used, and runs on several models of device."""
+    """Reject simulated devices, cards that other programs may have used, and runs on devices of several models."""
     log = reviewed_log.log
     if log.header["device"]["backend"] == SIMULATED_BACKEND:
         yield Finding("simulated", "this is a simulated device: measure a real one", 1)
@@ -232,7 +232,8 @@ def _keep_letters_and_digits(name: str) -> str:
 
 
 def check_operand_data(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Reject logs measured with zeros or patterns. These data draw less power, so kernels run faster than usual.
+    """Reject logs measured with zeros or patterns. With such data the device draws less power and runs faster than
+    usual.
 
     Logs of ``mamf explain`` are allowed, because ``mamf explain`` compares different data.
     """
@@ -264,7 +265,7 @@ def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
 
 
 def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
-    """Check that an imported run of mamf-finder names its accelerator and has only possible figures."""
+    """Check that an imported run of mamf-finder names its accelerator, and that its figures are physically possible."""
     if not run.device:
         yield Finding("device", "the log does not name the accelerator", 1)
     if not run.rows and not run.best:
@@ -313,7 +314,7 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING_SHARE) -> bool:
-    """Return whether two JSON values are equal, apart from rounding errors and the intervals of rates.
+    """Return whether two JSON values are equal. Ignore rounding errors and the intervals of rates.
 
     ``written``: the value in the log. ``recomputed``: the value computed from samples. ``relative``: the allowed
     relative difference of numbers.
@@ -397,7 +398,7 @@ def check_speed_limits(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """
     for line, row in reviewed_log.valid_rows:
         info, operation = reviewed_log.log.get_device(row.device), get_operation(row.operation)
-        # An approximate kernel has no limit, because it is unknown how much work it does.
+        # There is no limit for an approximate kernel, because mamf does not know how much work the kernel does.
         limit = operation.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
         if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
@@ -467,7 +468,9 @@ def check_for_equal_samples(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Find the first row whose subtracted timer overhead is impossible for the timer of the backend."""
+    """Find the first row whose timer overhead, which mamf subtracted from its samples, is impossible for the backend's
+    timer.
+    """
     backend = reviewed_log.header["device"]["backend"]
     timer = find_timer_calibration(backend)
     bounds = f"{timer.min_overhead_seconds * 1e6:.1f} to {timer.max_overhead_seconds * 1e6:.1f}" if timer else "0 to 20"

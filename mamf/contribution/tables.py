@@ -168,7 +168,7 @@ def _select_best_per_log(rates: Iterable[ResultRate]) -> list[ResultRate]:
 
 
 def make_rate_columns() -> list[Column[ResultRate]]:
-    """Return the columns of a table of rates that are not ranked: what was measured, the rate and the date."""
+    """Return the columns of a table of unranked rates: what was measured, the rate and the date."""
     return [
         make_text_column("what", lambda entry: entry.label),
         Column("", "rate", lambda entry: entry.rate, format_four_digits),
@@ -194,7 +194,7 @@ def make_date_column() -> Column[ResultRate]:
 
 
 def make_log_column(get_log_path: Callable[[RowT], Path]) -> Column[RowT]:
-    """Return the column with links to the logs of the rows. ``get_log_path``: returns the path of the log of a row."""
+    """Return the column with a link to the log of each row. ``get_log_path``: returns the path of a row's log."""
     return Column("", "log", lambda row: Markup(f"[log]({quote(get_log_path(row).name)})"), Markup)
 
 

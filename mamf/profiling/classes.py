@@ -87,7 +87,8 @@ def classify_event(event: Event) -> str:
         if each.kind == "operation" or each is callers[0] or _find_class_by_rules("caller", each.name) != COMMUNICATION
     }
     if forward_callers or any(each.name.startswith((MODULE_PREFIX, "nn.Module: ")) for each in callers):
-        # In Lightning, the optimizer's step() calls the forward and backward passes, which do no work of the optimizer.
+        # In Lightning, the optimizer's step() calls the forward and backward passes, which are not part of the
+        # optimizer.
         enclosing_classes.discard(OPTIMIZER)
     return (
         next((name for _, name in read_class_rules()["caller"] if name in enclosing_classes), None)

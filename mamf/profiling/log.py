@@ -168,12 +168,12 @@ _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says in which share of
-# this time operations with counted FLOP ran.
+# If operations without a FLOP formula take more than this share of a class's time, the report says for how much of this
+# time mamf counted FLOP.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
 #: A rank is a straggler if its step takes longer than the step of the fastest rank, and the difference is at least this
-#: share of its step. Time in which only communication runs is not included in a step here. Equal ranks on two H200
-#: differed by 1.3 to 2.9 % over three steps.
+#: share of its step. Time in which only communication runs is not included in a step here. On two H200, ranks that did
+#: equal work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 
@@ -382,7 +382,7 @@ def _explain_shares(profile: Profile) -> str:
 def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> Document:
     """Make the report that compares all ranks.
 
-    ``expected_rank_count``: the number of ranks of the job, so that the report finds ranks without a profile; 0 if
+    ``expected_rank_count``: the number of ranks of the job, so that the report can list ranks without a profile; 0 if
     unknown.
     """
     script = next(script for script, _ in ranks.values())

@@ -157,8 +157,8 @@ class StepProfiler:
     - ``failure``: one line that says why profiling failed; empty if it did not fail. An error ends the profiling, but
       never the script.
 
-    A script may fork processes that train. mamf profiles the first process of this rank that ends a step. This process
-    creates a file in ``folder``, by which the other processes know that mamf does not profile them.
+    A script may fork processes that train. mamf profiles only the first process of this rank that ends a step. This
+    process creates a file in ``folder``, which tells the other processes that they are not profiled.
     """
 
     def __init__(

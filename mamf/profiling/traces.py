@@ -150,11 +150,11 @@ def find_gaps(covered_intervals: Intervals, start_seconds: float, end_seconds: f
 
 
 def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
-    """Return the intervals within the training steps in which the device worked. If no device was used, return those in
-    which the CPU worked.
+    """Return the intervals within the training steps in which the device was busy or, if no device was used, those in
+    which the CPU was busy.
 
-    A device works while a kernel or copy runs. A CPU works while an operation runs; the time of an operation excludes
-    the operations that it calls. Communication of Gloo, which runs on the host, is always included.
+    A device is busy while a kernel or copy runs. A CPU is busy while an operation runs; the time of an operation
+    excludes the operations that it calls. Communication of Gloo, which runs on the host, is always included.
     """
     if trace.has_device_events:
         intervals = [

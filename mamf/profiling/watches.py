@@ -119,7 +119,8 @@ def count_optimizer_bytes(optimizer: Any) -> Counter[tuple[str, str]]:
 def _make_memory_rows(bytes_by_device_and_kind: Counter[tuple[str, str]]) -> Iterable[MemoryRow]:
     """Yield rows for parameters, gradients, optimizer state, the rest of the peak memory, and the peak.
 
-    The rows are for the current CUDA device. Without a CUDA device, they are for the CPU, and the peak is None.
+    The rows are for the current CUDA device. Without a CUDA device, they are for the CPU, and the size of the peak is
+    None.
     """
     peak = int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else None
     device = f"cuda:{torch.cuda.current_device()}" if peak else "cpu"
@@ -235,8 +236,9 @@ class ModuleRangeWatch:
         self._open_backend = open_backend
         self._backend: Any = None
         self._cleanup = ExitStack()
-        #: Pairs of a module and its open range, by thread id. With activation checkpointing, a module runs its forward
-        #: pass again in the thread of the backward pass, while ranges may be open in the main thread.
+        #: The ranges that are open in each thread, with their modules, by thread id. With activation checkpointing, a
+        #: module runs its forward pass again in the thread of the backward pass, while ranges may be open in the main
+        #: thread.
         self._open_ranges: dict[int, list[tuple[Any, AbstractContextManager[object]]]] = defaultdict(list)
         #: Name of each module: its path from the outermost module that the script called, and its type.
         self._names: WeakKeyDictionary[Any, str] = WeakKeyDictionary()

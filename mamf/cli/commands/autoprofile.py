@@ -35,7 +35,7 @@ _DEFAULT_BUDGET_SECONDS, _DEFAULT_CPU_BUDGET_SECONDS = 270.0, 150.0
 #: The share of the time budget that each command gets, by the name of its log without suffix. The profile of a model's
 #: training step, which is not in this table, takes the remaining time.
 _BUDGET_SHARE_BY_LOG_NAME = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
-# On a CPU, measure only kernels that need no compilation, because compiling one would take the whole time budget.
+# On a CPU, measure only kernels that are not compiled, because compiling one would take the whole time budget.
 _CPU_ATTENTION_OPTIONS = [
     *("--kernel", "eager", "sdpa", "sdpa-math"),
     *("--seq-lens", "256", "512", "--head-dims", "64", "--heads", "8", "--batch", "1"),
@@ -86,7 +86,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 skip_reasons[name] = str(error)
-                # Let only a missing log change the exit code: the summary is useful without a picture.
+                # A missing picture does not change the exit code, because the summary is useful without it.
                 exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:
@@ -121,7 +121,8 @@ class AutoprofileCommands:
     def yield_commands(self) -> Iterator[tuple[str, list[str]]]:
         """Yield, for each command, the file name of the log or picture that it writes, and its arguments.
 
-        The caller must run each command before it takes the next one, whose arguments may depend on the earlier logs.
+        The caller must run each command before it takes the next one, because later arguments may depend on earlier
+        logs.
         """
         is_accelerator = self.backend.is_accelerator
         dtype_options = ["--dtype", self.dtype] if self.dtype else []
@@ -188,8 +189,8 @@ class AutoprofileCommands:
         return log_file, [*command, *self._device_options, "--budget", budget, "--requeue", str(self.folder / log_file)]
 
     def _make_ceiling_options(self, regime: str) -> list[str]:
-        """Return the arguments ``--ceiling LOG`` that name the folder's log of ceilings, or no arguments if this log is
-        missing or has no ceiling of ``regime`` (burst or sustained).
+        """Return ``--ceiling LOG`` as arguments, where LOG is the log of ceilings in the folder. Return no arguments if
+        this log is missing or has no ceiling of ``regime`` (burst or sustained).
         """
         from mamf.logs.run_log import read_run_log
 
@@ -226,7 +227,7 @@ class AutoprofileCommands:
         return [*names, *make_run_options(largest_row.problem, largest_row.shape)]
 
     def _make_model_step_arguments(self) -> list[str]:
-        """Return the arguments with which Python runs training steps of GPT-2 small or, on a CPU, of a model with two
+        """Return the arguments for Python to run training steps of GPT-2 small or, on a CPU, of a model with two
         layers.
         """
         cpu_options = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]

@@ -1,5 +1,5 @@
 """Implement the command ``mamf profile SCRIPT [ARGS...]``: run a training or inference script under torch's profiler,
-and report which kernels and gaps take the time of its steps.
+and report how much time its steps spend in each class of kernels and in the gaps between kernels.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.output, options.trace, options.memory = (
         _choose_output_path(options, name) for name in ("output", "trace", "memory")
     )
-    folder = Path(tempfile.mkdtemp())  # Not a TemporaryDirectory: a child that the script forks would remove it.
+    folder = Path(tempfile.mkdtemp())  # A forked child of the script would remove a TemporaryDirectory.
     try:
         return _profile_script(options, program, folder)
     finally:

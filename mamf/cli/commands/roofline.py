@@ -39,11 +39,11 @@ EXAMPLES = """examples:
   mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
-#: The number of times that one launch reads its arrays to measure the cache, on an accelerator and on a CPU. Only the
-#: first pass reads memory, so most bytes come from the cache: 97 % on an accelerator.
+#: The number of times that one launch reads its arrays to measure the bandwidth of the cache, on an accelerator and on
+#: a CPU. Only the first pass reads memory, so most bytes come from the cache: 97 % on an accelerator.
 _PASSES_OVER_CACHE, _CPU_PASSES_OVER_CACHE = 32, 8
-#: The time budget of the search for the bandwidth of memory, as a share of the budget for one dtype's matmul ceilings.
-#: The search for the bandwidth of the cache gets the same budget.
+#: The time budget for measuring the bandwidth of memory, as a share of the budget for one dtype's matmul ceilings.
+#: Measuring the bandwidth of the cache gets the same budget.
 _BANDWIDTH_SHARE_OF_DTYPE_BUDGET = 0.75
 #: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because a
 #: thorough search would end before it has found the ceiling under sustained load.

@@ -239,12 +239,12 @@ def _decode_counters(record: Mapping[str, Any]) -> LaunchCounters:
 #: A part of the device, such as the tensor pipe, bounds a kernel if the kernel uses at least this percentage of the
 #: part's peak.
 MIN_BUSY_PERCENT = 60.0
-# Seconds that it takes to start and end a kernel. If a kernel runs for less time, the launch bounds the kernel's speed.
+# The time to start and end a kernel, in seconds. If a kernel runs for less time, its launch bounds its speed.
 _MIN_KERNEL_SECONDS = 5e-6
 # A wave is the set of blocks that the device can run at once. With fewer waves than this, most of the device is idle.
 _MIN_WAVES = 0.5
 # If the device kernels of a launch run for less than this share of the time from one launch to the next, the gaps
-# between the kernels bound the speed. mamf measures the time from launch to launch without ncu, back to back.
+# between the kernels bound the speed. mamf measures this time without ncu, with back-to-back launches.
 _MIN_KERNEL_TIME_SHARE = 0.7
 # If the longest device kernel takes at least this share of a launch's cycles, its bound is reported as the bound of the
 # whole launch, without the kernel's name.
@@ -372,7 +372,7 @@ class Ncu:
     launch_count: int
 
     def make_command(self, kernel: str, problem: Any, shape: Any) -> list[str]:
-        """Return the command line with which ncu reads a kernel's counters.
+        """Return the command line that makes ncu read a kernel's counters.
 
         ``kernel``: the kernel's name as the user gave it.
         """

@@ -99,7 +99,7 @@ class SdpaMath(_SdpaWithBackend):
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
 
-#: The FLOP of a softmax per score: one each for the maximum, difference, exponential, sum and quotient.
+#: The FLOP of a softmax per score: 1 each for the maximum, the difference, the exponential, the sum and the quotient.
 _SOFTMAX_FLOP_PER_SCORE = 5
 
 
@@ -140,8 +140,8 @@ class EagerAttention(TorchAttention):
     def make_part_launches(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
-        """Return the FLOP of each part of the forward pass and a function that launches the part, by the part's name:
-        ``scores``, ``softmax`` or ``values``.
+        """Return the FLOP and the launch function of each part of the forward pass: ``scores``, ``softmax`` and
+        ``values``.
 
         The FLOP include masked pairs of a query and a key.
         """

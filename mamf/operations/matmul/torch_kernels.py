@@ -136,7 +136,7 @@ class TunableOp(TorchMm):
             tunable.tuning_enable(was_tuning)
 
 
-# torch._int_mm on CUDA does not support matrices A with this number of rows or fewer.
+# On CUDA, torch._int_mm requires that A has more rows than this.
 _MAX_UNSUPPORTED_ROWS = 16
 
 

@@ -414,7 +414,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     with SignalHandler():
         try:
             _watch_node_children(options, folder, run, watch)
-            run.was_watched_to_end = True
+            run.did_parent_see_end = True
         except KeyboardInterrupt:
             pass
     run.failures = watch.failure_reasons

@@ -35,7 +35,7 @@ from mamf.peaks import (
     read_contributed_rates,
 )
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
-from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
+from mamf.plausibility import compute_cycles_used, explain_implausible_row, separate_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
 # The details of a row that only approximate kernels report. These kernels skip work or multiply in another dtype.
@@ -400,7 +400,7 @@ def check_speed_limits(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         info, operation = reviewed_log.log.get_device(row.device), get_operation(row.operation)
         # There is no limit for an approximate kernel, because mamf does not know how much work the kernel does.
         limit = operation.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
-        if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
+        if limit is not None and separate_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
             yield Finding("implausible", message, line)

@@ -1,1 +1,1 @@
-"""Define the operations that mamf measures: for each, its shapes, exact work, kernels and columns of reports."""
+"""Define the operations that mamf measures: their shapes, exact FLOP and bytes, kernels and report columns."""

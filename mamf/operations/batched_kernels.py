@@ -20,7 +20,7 @@ from mamf.operations.operand_sets import OperandSet, view_as
 
 
 class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
-    """The kernel torch.bmm. Derived classes call another function of torch, which ``function`` names."""
+    """The kernel torch.bmm. Derived classes set ``function`` to the name of another torch function to call."""
 
     name = "torch.bmm"
     function = "bmm"

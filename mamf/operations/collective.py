@@ -1,4 +1,4 @@
-"""Define the operation ``collective``, such as an all-reduce of several ranks: its shapes, problems and base kernel."""
+"""Define the operation ``collective``: shapes, problems and the base kernel of collectives such as all-reduce."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ COLLECTIVE_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
 @dataclass(frozen=True, order=True)
 class CollectiveShape(BandwidthShape):
-    """The size of a collective. ``nbytes``: the bytes of the larger of a rank's two buffers (send and receive)."""
+    """The size of a collective. ``nbytes``: the bytes of a rank's send or receive buffer, whichever is larger."""
 
     nbytes: int = field(
         metadata=make_byte_size_metadata(
@@ -53,7 +53,7 @@ class CollectiveProblem(CheckedProblem):
     seed: int = 0
     blocks: int = field(
         default=0,
-        # The maximum is more blocks than any device can run at once.
+        # The maximum, 1024, is larger than the number of blocks that any device can run at once.
         metadata=describe(
             "number of thread blocks that communicate on each device; 0: the library chooses the number",
             minimum=0,
@@ -62,7 +62,7 @@ class CollectiveProblem(CheckedProblem):
     )
 
     def count_buffer_elements(self, shape: CollectiveShape) -> tuple[int, int]:
-        """Return the numbers of elements that a rank sends and receives, rounded down to equal parts for all ranks."""
+        """Return how many elements a rank sends and receives, rounded down so that the parts of all ranks are equal."""
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
         total = part * self.ranks
         return {"all_gather": (part, total), "reduce_scatter": (total, part)}.get(self.collective, (total, total))
@@ -152,7 +152,7 @@ class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
         return super().make_problem(backend, {**requested_fields, "ranks": ranks})
 
     def make_problem_record(self, problem: CollectiveProblem) -> dict[str, Any]:
-        """Return the record of a problem in a log, without ``blocks`` if the library chooses the number of blocks."""
+        """Return the record of a problem for a log. Omit ``blocks`` if the library chooses the number of blocks."""
         return {name: each for name, each in super().make_problem_record(problem).items() if each or name != "blocks"}
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:

@@ -1,4 +1,4 @@
-"""Define the operation ``copies``, copies between two memories: their shapes, problems and base kernel."""
+"""Define the operation ``copies``, which copies between two memories: its shapes, problems and base kernel."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Verify every entry of C = scale * A @ B without computing A @ B, with Freivalds' test (1977).
 
 The test multiplies by random vectors x of 1 and -1. If C = scale * A @ B + E with the error E, then
-r = C x - scale * A (B x) = E x, and r tells three facts about E:
+r = C x - scale * A (B x) = E x, and r reveals three facts about E:
 
 - The mean of r^2 over all rows and vectors is the square of ||E||, so it gives the relative error of all of C.
 - In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r| shows an
@@ -10,9 +10,10 @@ r = C x - scale * A (B x) = E x, and r tells three facts about E:
   than 1 means that C has a wrong scale.
 
 x is drawn with a random seed after the launch, so no kernel can predict it. The test uses only elementwise
-multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) operations, and memory bandwidth limits
-it. It is exact for int8 (modulo 2^32, like int32). It sums in float32 for operands of 8 and 16 bits and for tf32: the
-error of these sums is 1e-6, while the results may have errors of 1e-3. It sums in float64 for all other dtypes.
+multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) operations, so its speed is limited by
+memory bandwidth. It is exact for int8 (modulo 2^32, like int32). It sums in float32 for operands of 8 and 16 bits and
+for tf32: the error of these sums is 1e-6, while the results may have errors of 1e-3. It sums in float64 for all other
+dtypes.
 
 If C is rounded to int8, rounding would hide small errors from this test. So a library computes the exact int32 result,
 the test verifies the exact result, and mamf compares every entry of C with the rounded exact result.
@@ -44,11 +45,11 @@ _CHUNK_ELEMENTS, _RETRY_CHUNK_ELEMENTS = 2**24, 2**16
 _HOST_CHUNK_ELEMENTS = 2**17
 # The probability that a test rejects a correct result is at most e^-20 = 2e-9 for each of the test's criteria.
 _FALSE_ALARM_EXPONENT = 20.0
-# The number of products of two int8 values that float32 sums exactly, because their sum is at most 2^24, below which
-# float32 represents every integer.
+# A sum of this many products of two int8 values is exact in float32, because it is at most 2^24, and float32 represents
+# every integer up to 2^24.
 _MAX_EXACT_TERMS = 1024
-# An exact value may be rounded to any integer at this distance or less. The limit is above 0.5, because mamf scales the
-# exact sums in float32.
+# The largest allowed difference between an exact value and the integer to which it is rounded. It is slightly above
+# 0.5, because mamf scales the exact sums in float32, which causes small errors.
 _MAX_ROUNDING_DISTANCE = 0.5 + 2.0**-16
 # The dtype in which products of operands are summed, by operand dtype; float32 for all other dtypes.
 _SUM_DTYPE_BY_OPERAND_DTYPE = {"int8": torch.int32, "float32": torch.float64, "float64": torch.float64}
@@ -64,7 +65,7 @@ def slice_rows(operand: MatmulOperand, start: int, stop: int) -> MatmulOperand:
 
 @dataclass(frozen=True)
 class MatmulPart:
-    """A batch of matmuls of one shape, which is all or a part of the work of a launch.
+    """A batch of matmuls of the same shape. It is all or part of the work of a launch.
 
     ``c`` (batch, M, N) is the output of ``left`` (batch, M, K) @ the transpose of ``right`` (batch, N, K).
     """
@@ -77,8 +78,8 @@ class MatmulPart:
 def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
     """Verify every entry of C, and return the verdict.
 
-    The error in the verdict is an estimate of C's relative error. The estimate is so low that a correct C practically
-    never fails. ``parts``: the matmuls of the launch. ``scale``: the factor in C = scale * A @ B.
+    The error in the verdict is an estimate of C's relative error. The estimate is low on purpose, so that a correct C
+    practically never fails. ``parts``: the matmuls of the launch. ``scale``: the factor in C = scale * A @ B.
     """
     if parts[0].c.is_cpu:
         with use_one_torch_thread():
@@ -235,7 +236,7 @@ def divide_or_return_inf(numerator: float, denominator: float) -> float:
 def _compute_residual_statistics(
     part: MatmulPart, scale: float, sum_dtype: torch.dtype, chunk_elements: int
 ) -> torch.Tensor:
-    """Compute five numbers about r = C x - scale * A (B x), and return them as a tensor on the device.
+    """Compute five numbers that describe r = C x - scale * A (B x), and return them as a tensor on the device.
 
     The numbers are ||r||^2 / VECTORS_PER_TEST, ||C||^2, the largest ratio of |r| in a row to the norm of that row of C,
     <r, A (B x)> and <A (B x), A (B x)>. If int8 operands are summed in int32, the first number is the number of wrong
@@ -347,7 +348,8 @@ def verify_matmul_with_special_values(
     Change the operands, launch, restore the operands, and compare the output with the output of a launch before the
     changes. The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs
     of a column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of
-    C. All other values of C must keep their bits. Do not check operands of 8 bits and fewer: they have no infinity.
+    C. All other values of C must have the same bits as before. Do not check operands with 8 bits or fewer, because
+    their dtypes have no infinity.
 
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
     the factor in C = scale * A @ B.

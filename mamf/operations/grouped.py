@@ -24,8 +24,8 @@ ROUTING_NAMES: tuple[str, ...] = get_args(Routing)
 class GroupedShape(BaseMatmulShape):
     """The shape of a grouped matmul C[T,N]: each row of A[T,K] is multiplied by the weights B[e] of its expert e.
 
-    B is [E,K,N], for E experts. A shape is written ``e8t16384n14336k4096``. ``tokens``: T, the rows over all experts; a
-    token that goes to two experts counts twice.
+    B is [E,K,N], for E experts. A shape is written ``e8t16384n14336k4096``. ``tokens``: T, the total number of rows of
+    all experts. A token that goes to two experts counts twice.
     """
 
     text_pattern: ClassVar[re.Pattern[str]] = re.compile(r"e(\d+)t(\d+)n(\d+)k(\d+)", re.ASCII)
@@ -79,7 +79,7 @@ class GroupedProblem(BaseMatmulProblem):
         return split_total_proportionally(shape.tokens, weights)
 
     def compute_work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
-        """Return FLOP and bytes of one launch, without bytes of the weights of experts that have no tokens."""
+        """Return the FLOP and bytes of one launch. Do not count the weights of experts that have no tokens."""
         busy_experts = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
         unread_bytes = super().count_operand_bytes(shape, "b") // shape.experts * (shape.experts - busy_experts)
         work_of_all_experts = super().compute_work(shape)

@@ -102,7 +102,7 @@ def get_grouped_mm_function() -> Any:
 class MatmulLoop(TorchGrouped):
     """A loop that calls torch.mm for each expert with tokens: the baseline for grouped kernels.
 
-    Any library can run such a loop, so a grouped kernel is useful only if it is faster than the loop.
+    Any program can run this loop, so a grouped kernel is useful only if it is faster than the loop.
     """
 
     name = "loop"

@@ -28,8 +28,9 @@ from mamf.plugins.discovery import find_entry_points, make_kernel, make_operatio
 # The checking process times launches in trials. The constants are the target duration of a trial, the maximum number
 # of trials, and the maximum number of launches in a trial.
 _TRIAL_TARGET_SECONDS, _MAX_TRIALS, _MAX_TRIAL_LAUNCHES = 0.5, 3, 2000
-# How much longer than reported a trial may take: seconds of host time per launch and per trial, and the factor by which
-# launches may be slower, because the device's clock is lower at its power limit than in short bursts of launches.
+# A trial may take longer than the reported time. The first two constants are the allowed extra seconds of host time,
+# per launch and per trial. The third is the factor by which launches may be slower, because a device at its power limit
+# runs at a lower clock than in short bursts of launches.
 _HOST_SECONDS_PER_LAUNCH, _HOST_SECONDS_PER_TRIAL, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 
@@ -71,7 +72,7 @@ class Channel:
 def serve_launches(
     channel: Channel, kernel: AnyKernel, backend: Backend, problem: Any, shape: Any, pool: OperandPool
 ) -> dict[str, str]:
-    """Launch a kernel on the operands that the separate, checking process sends, as often as this process requests.
+    """Launch a kernel on the operands that the checking process sends, and repeat the launch as often as it requests.
 
     Return the last message of the checking process: ``{"wrong": reason}`` if the result is wrong, ``{"unknown":
     reason}`` if the process could not check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any

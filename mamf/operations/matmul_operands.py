@@ -53,7 +53,7 @@ _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
 # Between launches, mamf flips signs of the smaller operand. If it has fewer rows than this, mamf flips signs of the
 # larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
-#: A function that splits the output of a launch into batches of matmuls of one shape, and adds their operands.
+#: A function that splits the output of a launch into batches of matmuls of the same shape, each with its operands.
 PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
 #: rows and columns of its C. Every entry in one of these rows and one of these columns is compared.
@@ -289,7 +289,7 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
-        """Return why the device does not support the problem's format with its accumulation, or None."""
+        """Return why the problem is not supported (its accumulation, or 8-bit floats on this device), or None."""
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
             return (
                 f"{problem.dtype} does not support fast accumulation: use --no-fast-accumulation or --dtype fp8_rowwise"

@@ -132,10 +132,10 @@ def combine_operand_sets(
     find_changed_operands: Callable[[], Sequence[str]],
     extra_bytes_per_set: int = 0,
 ) -> Prepared:
-    """Combine operand sets into a ``Prepared``, which is what the engine measures.
+    """Combine operand sets into a ``Prepared``, the object that the engine measures.
 
-    ``find_changed_operands``: returns the names of operands that launches have modified, given that the random changes
-    of all sets have been undone. ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
+    ``find_changed_operands``: returns the names of operands that launches have modified. It is called after all random
+    changes are undone. ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
     """
 
     def poison_outputs(returned: Sequence[object]) -> None:
@@ -177,7 +177,7 @@ def combine_operand_sets(
 def _combine_checks(checks: Sequence[Callable[[object], ResultT] | None]) -> Callable[[int, object], ResultT] | None:
     """Combine one function per operand set into one function of the set's index and a launch's result.
 
-    ``checks``: the function of each set; all None if the sets have no such function. Return None in this case.
+    ``checks``: the function of each set. If the sets have no such function, all checks are None, and so is the result.
     """
     present_checks = [check for check in checks if check is not None]
     return (lambda index, result: present_checks[index](result)) if present_checks else None
@@ -251,8 +251,8 @@ def use_one_torch_thread() -> Iterator[None]:
 
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
-    """Return in one line why a launch's result differs from ``expected`` in type, shape or device. Return an empty text
-    if all three are equal, or if the result is not a tensor.
+    """Return one line that says how a launch's result differs from ``expected`` in type, shape or device. Return an
+    empty text if these are equal, or if the result is not a tensor.
 
     Accept only plain strided tensors, because a tensor of a subclass, or one that is negated when it is read, may defer
     work until after the timed launch.
@@ -277,8 +277,8 @@ def verify_special_value_output(
 ) -> Verdict:
     """Verify the output of a launch with special values, such as NaN, among the operands.
 
-    ``output``, ``expected``: the output of the launch and the expected output, which must be equal or both NaN
-    everywhere. ``special_values``: a description of them for the verdict. ``details``: the details of the verdict.
+    Each element of ``output`` must equal that of ``expected``, or both must be NaN. ``special_values``: a description
+    of the special values for the verdict. ``details``: the details of the verdict.
     """
     wrong_count = int((~((output == expected) | (output.isnan() & expected.isnan()))).sum().item())
     reason = f"{wrong_count} output values are wrong if the operands contain {special_values}"
@@ -379,9 +379,9 @@ def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 def join_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """View a contiguous tensor as a matrix, each of whose rows consists of up to _MAX_JOINED_ROWS rows of the tensor.
+    """View a contiguous tensor as a matrix in which each row joins up to _MAX_JOINED_ROWS rows of the tensor.
 
-    With fewer rows, the patterns of ``SignFlipper`` need less memory, because their length grows with the rows.
+    With fewer rows, the patterns of ``SignFlipper`` are shorter and need less memory.
     """
     width = tensor.shape[-1]
     return tensor.view(-1, width * math.gcd(tensor.numel() // width, _MAX_JOINED_ROWS))
@@ -473,7 +473,7 @@ def remember_outputs(
         wrong_cells = [_flag_wrong_cells(_view_bits_as_matrices(later) != remembered) for later, remembered in pairs]
 
         def wait_for_wrong_cells() -> WrongCells:
-            """Wait for the comparison. In the first output that differs, return the cells that differ."""
+            """Wait for the comparison, and return the cells that differ in the first output with a difference."""
             index = next((index for index, cells in enumerate(wrong_cells) if cells.any()), 0)
             positions = frozenset((b, row, column) for b, row, column in wrong_cells[index].nonzero().tolist())
             rows, columns = remembered_outputs[index].shape[1:]

@@ -25,7 +25,7 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
 OTHER_WORK_NAMES = (*COLLECTIVE_NAMES, *COPY_DIRECTIONS, *ACCESS_PATTERNS)
-#: The two values of ``OverlapProblem.timed``, which says which work a rate counts: the matmul or the other work.
+#: The two values of ``OverlapProblem.timed``: a measurement reports the rate of the matmul or of the other work.
 COUNTED_WORK_NAMES = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
@@ -70,7 +70,7 @@ class OverlapProblem(CheckedProblem):
 
     - ``other``: the work that runs at the same time as matmul, one of OTHER_WORK_NAMES.
     - ``timed``: the work whose rate a measurement reports, one of COUNTED_WORK_NAMES.
-    - ``alone``: whether the timed work runs while the other work does not, for comparison.
+    - ``alone``: whether the timed work runs without the other work, for comparison.
     - ``ranks``: the number of ranks of a collective; 1 for other work. ``blocks``: the number of thread blocks that
       communicate in a collective; 0 for other work.
     """
@@ -139,7 +139,7 @@ class OverlapProblem(CheckedProblem):
 
     @property
     def work_names(self) -> tuple[str, str]:
-        """The names of the work that the rate counts and of the work that runs at the same time."""
+        """The names of the work whose rate a measurement reports, and of the work that runs at the same time."""
         return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
     def list_buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:

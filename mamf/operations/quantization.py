@@ -128,7 +128,7 @@ def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_ma
     ``format_max``: the largest number of the format.
     """
     if scaling.scale_dtype == "float8_e8m0fnu":
-        # frexp returns floor(log2) + 1 as the exponent, so the difference of two exponents is that of floor(log2).
+        # frexp returns floor(log2) + 1 as the exponent. The 1 cancels in the difference of two exponents.
         exponents = torch.frexp(block_maxima)[1] - torch.frexp(torch.tensor(format_max))[1].to(block_maxima.device)
         return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
     scales = block_maxima / format_max

@@ -19,7 +19,7 @@ from mamf.plugins.discovery import make_operation
 
 @dataclass(frozen=True)
 class UnknownShape:
-    """A shape of an operation that is not installed: its fields in the log, and the FLOP and bytes in the log."""
+    """A shape of an operation that is not installed, with the fields, FLOP and bytes that the log contains."""
 
     record_fields: tuple[tuple[str, Any], ...]
     work: Work = field(compare=False)
@@ -75,7 +75,7 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape of a ceiling, given its text. A ceiling does not say its FLOP and bytes, so both are 0."""
+        """Return the shape of a ceiling from its text, with 0 FLOP and 0 bytes, which the log does not record."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 

@@ -14,7 +14,7 @@ _SUPPORTED_ARCHITECTURES = ("gfx942", "gfx950")
 
 
 class AiterLibrary(KernelLibrary):
-    """AMD's library AITER. It compiles each kernel during its first launch, which mamf does not time."""
+    """AMD's library AITER. It compiles a kernel when the kernel is first launched. mamf does not time this launch."""
 
     library_name = "AITER"
     module_name = "aiter"
@@ -53,7 +53,7 @@ class AiterAttention(AiterLibrary, LibraryAttention):
             v,
             causal=shape.causal,
             window_size=get_window_size(shape, -1),
-            # Do not use AITER's default, True, with which AITER cannot run its fast backward pass on gfx950.
+            # AITER's default is True, but then AITER cannot run its fast backward pass on gfx950.
             deterministic=False,
             # AITER requires return_lse=True if gradients will be computed.
             return_lse=problem.has_backward,

@@ -1,4 +1,4 @@
-"""Compute the reference with which mamf compares the results of attention kernels. Make inputs with block structure.
+"""Compute reference results for the verification of attention kernels, and make inputs with block structure.
 
 The reference consists of matmuls and a softmax in float64 (float32 if a device has no float64), in blocks of rows. Its
 code is independent of the kernels. The reference runs on the device, because one head of 16384 tokens takes 10**12
@@ -7,7 +7,7 @@ FLOP. In this file, O is the output, P the softmax, S the scores, and dX the gra
 A quick check compares one random row in 64 of O and of dQ, in the first and the last head. A full check compares:
 
 - in the first and the last head, all of O and all gradients;
-- in all heads, one random row in 64 of O and of dQ. This always finds an error in a whole tile of 128 rows;
+- in all heads, one random row in 64 of O and of dQ, so that an error in a whole tile of 128 rows is always found;
 - in all heads, the sums of dK and dV along the keys. Their expected values can be computed without a matmul;
 - in one head, a few rows of O, with a reference that the host computes.
 """
@@ -35,13 +35,13 @@ from mamf.operations.operand_sets import (
 
 # The number of query rows that the reference computes at once.
 _ROWS_PER_BLOCK = 1024
-# If mamf compares only some rows, it compares one random row in each group of this many consecutive rows of a head.
+# A check that samples rows compares one random row in each group of this many consecutive rows of a head.
 _ROW_SAMPLING_INTERVAL = 64
-# If mamf compares rows of all heads, it processes the heads in chunks. The scores of a chunk's heads, or the largest
-# operand if it is larger, have about this many elements.
+# A check that samples rows of all heads processes the heads in chunks. In each chunk, the largest tensor (the scores or
+# an operand) has about this many elements.
 _ELEMENTS_PER_HEAD_CHUNK = 2**24
-# The host compares rows only if the keys of a head, which must be copied to it, have at most this number of elements.
-# The second constant is the number of rows that the host compares.
+# The host compares _ROWS_COMPARED_ON_HOST rows of one head. It skips this check if the keys of a head, which mamf must
+# copy to the host, have more than _MAX_KEY_ELEMENTS_ON_HOST elements.
 _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_COMPARED_ON_HOST = 2**22, 4
 
 
@@ -55,7 +55,7 @@ class ReferenceDistance:
     - ``worst_row_error``: the relative error of the worst row of the output.
     - ``cosine_similarity``: the cosine similarity of the output and the reference.
     - ``relative_l1_error``: ||o - reference||_1 / ||reference||_1 for the output o.
-    - ``min_compared_row_count``: the smallest number of rows that were compared of any result.
+    - ``min_compared_row_count``: the number of rows that were compared, for the result with the fewest such rows.
     """
 
     relative_errors: dict[str, float]
@@ -137,8 +137,8 @@ def judge_distance(
                 f"the {'output' if name == 'o' else 'gradient ' + name} is {1 + slope_error:.6g} times the reference; "
                 f"rounding changes this factor by at most {max_slope_error:.1g}"
             )
-    # Allow larger errors if there are few rows, because rounding errors average out only over many rows: gradients of 3
-    # tokens have twice the relative error of gradients of many tokens.
+    # Allow larger errors if there are few rows, because rounding errors average out only over many rows: gradients for
+    # 3 tokens have twice the relative error of gradients for many tokens.
     few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_row_count)
     return Verdict(max_error / few_rows_factor, error_bound, reason=reason)
 
@@ -198,7 +198,7 @@ def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
 def compare_rows_on_host(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> ReferenceDistance | None:
-    """Compute a few rows of the output of a random kv head in float64 on the host, and return the distance of ``o``.
+    """Compute a few rows of the output of a random kv head in float64 on the host, and compare ``o`` with these rows.
 
     Return None if the keys of a head are too large to copy. The parameters are those of ``compare_edge_heads``.
     """
@@ -353,12 +353,12 @@ _STRUCTURE_STRENGTH = 2.2
 def make_block_structured_inputs(
     q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence_dim: int
 ) -> dict[str, torch.Tensor]:
-    """Add a pattern to q and k, so that each block of queries attends to a share of 1 - ``sparsity`` of the key blocks.
+    """Add a pattern to q and k, so that each query attends only to a share of 1 - ``sparsity`` of the key blocks.
 
-    With random q and k alone, every key affects the output a little. The pattern lets each block of keys point along
-    one of _STRUCTURE_AXIS_COUNT axes, and each query along the axes of the keys to which it attends. All other scores
-    are so small that the softmax turns them into almost 0. ``sequence_dim``: the index of the sequence dimension, 2 or
-    1. Return the new q and k by name.
+    With random q and k alone, every key affects the output a little. The pattern makes the keys of a block point along
+    one of _STRUCTURE_AXIS_COUNT axes, and makes each query point along the axes of the keys to which it attends. All
+    other keys get a softmax weight of almost 0. ``sequence_dim``: the index of the sequence dimension, 2 or 1. Return
+    the new q and k by name.
     """
     width = q.shape[-1]
     axes = torch.eye(_STRUCTURE_AXIS_COUNT, width, device=q.device) * math.sqrt(_STRUCTURE_STRENGTH * width)
@@ -379,15 +379,15 @@ def make_block_structured_inputs(
 
 
 def _count_attended_axes(sparsity: float) -> int:
-    """Return the number of axes (of _STRUCTURE_AXIS_COUNT) whose key blocks a query attends to."""
+    """Return how many of the _STRUCTURE_AXIS_COUNT axes have key blocks to which a query attends."""
     return max(1, round((1 - sparsity) * _STRUCTURE_AXIS_COUNT))
 
 
 def compute_attended_share(sparsity: float, key_count: int) -> float:
-    """Return the largest share of key blocks that a query attends to, in inputs that ``make_block_structured_inputs``
-    makes with this ``sparsity`` and ``key_count`` keys.
+    """Return the largest share of key blocks to which any query attends, in inputs with block structure.
 
-    The share differs between queries if the number of blocks is not a multiple of the number of axes.
+    ``sparsity``: the argument of ``make_block_structured_inputs``. ``key_count``: the number of keys. The share differs
+    between queries if the number of blocks is not a multiple of the number of axes.
     """
     blocks = -(-key_count // _TOKENS_PER_STRUCTURE_BLOCK)
     sizes = [len(range(group, blocks, _STRUCTURE_AXIS_COUNT)) for group in range(_STRUCTURE_AXIS_COUNT)]
@@ -407,10 +407,11 @@ def verify_nan_and_infinity(
     """Verify a launch with an infinity in V and a NaN in Q.
 
     The infinity is in one column of V, in the row of a key that all queries see. So no element of this column of the
-    output may be finite. The NaN must make a row of the output NaN; if a kernel loses the NaN, the details say so, but
-    the verdict is still ok. All other elements of the output must equal those of a launch without the special values.
-    The operands, and the output that ``launch`` returns, have the shape [batch, heads, sequence, head dimension]. If
-    no key is seen by all queries, check nothing and return a verdict that is ok.
+    output may be finite. The NaN should make a row of the output NaN. If it does not, the verdict is still ok, and its
+    details count the elements of this row that are finite. All other elements of the output must equal those of a
+    launch without the special values. The operands, and the output that ``launch`` returns, have the shape [batch,
+    heads, sequence, head dimension]. If there may be no key that all queries see, check nothing and return a verdict
+    that is ok.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
         return Verdict(0.0, 0.0)

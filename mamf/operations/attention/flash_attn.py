@@ -23,7 +23,7 @@ _FLASH_ATTENTION_3_MODULE = "flash_attn_3.flash_attn_interface"
 class _FlashAttentionKernel(LibraryAttention):
     layout = "bshd"
     supports_window = True
-    #: The number that stands for "no limit" on one side of the window, in the library's argument ``window_size``.
+    #: The value in the library's argument ``window_size`` for a side of the window that has no limit.
     unlimited_window_size: ClassVar[int | None] = -1
 
     def launch_forward(
@@ -76,7 +76,7 @@ class FlashAttention3Library(KernelLibrary):
         try:
             return importlib.import_module(_FLASH_ATTENTION_3_MODULE)
         except ModuleNotFoundError as error:
-            # If the missing module is a dependency of FlashAttention 3, do not try the other name of FlashAttention 3.
+            # If only a dependency is missing, FlashAttention 3 is installed under this name: do not try its other name.
             if not f"{_FLASH_ATTENTION_3_MODULE}.".startswith(f"{error.name}."):
                 raise
             return super().import_library()

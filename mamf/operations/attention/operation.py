@@ -32,7 +32,7 @@ from mamf.operation import (
 )
 
 ATTENTION_DIRECTIONS: tuple[str, ...] = ("fwd", "bwd", "fwd+bwd")
-#: The FLOP of a backward pass divided by the FLOP of its forward pass, by the name of the counting convention.
+#: The FLOP of a backward pass divided by the FLOP of its forward pass, for each counting convention.
 BACKWARD_FLOP_FACTORS: Mapping[str, float] = {"hardware": 2.5, "model": 2.0}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)(?:k(\d+))?d(\d+)(?:v(\d+))?(c?)(?:w(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "seqlen_q", "seqlen_k", "head_dim", "head_dim_v")
@@ -64,8 +64,8 @@ class AttentionShape:
     - ``window``: the number of keys that a query sees before itself and, without ``causal``, after itself; None: all.
 
     ``str`` writes, and ``parse`` reads, a text such as ``b1h16q4096k4096d128c``. It has ``kv2`` after the heads if
-    there are fewer kv heads, ``v64`` after the head dimension if values have another one, and ``w1024`` at the end for
-    a window.
+    there are fewer kv heads, ``v64`` after the head dimension if values have a different head dimension, and ``w1024``
+    at the end for a window.
 
     Raises UsageError if a size is below 1, or ``heads`` is not a multiple of ``kv_heads``.
     """
@@ -147,8 +147,8 @@ class AttentionShape:
 
     @classmethod
     def parse(cls, text: str) -> AttentionShape:
-        """Read the text that ``str`` writes. If there are as many keys as queries, the text may omit the keys, as in
-        ``b1h16q4096d128c``. Raises UsageError for any other text.
+        """Read the text that ``str`` writes. If the numbers of keys and queries are equal, the text may omit the number
+        of keys, as in ``b1h16q4096d128c``. Raises UsageError for any other text.
         """
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
@@ -174,8 +174,8 @@ class AttentionShape:
         offset, keys = self.seqlen_k - self.seqlen_q, self.seqlen_k
         before = keys + self.seqlen_q if self.window is None else self.window
         after = 0 if self.causal else before
-        # Query i sees the keys from offset + i - before to offset + i + after, as far as these indices are from 0 to
-        # keys - 1. The number of pairs is the sum of the ends of these ranges minus the sum of their starts.
+        # Query i sees the keys from offset + i - before to offset + i + after, clamped to the keys that exist. To count
+        # the pairs, sum the ends of these ranges over all queries, and subtract the sum of their starts.
         ends = _sum_clamped_integers(keys + after, keys) - _sum_clamped_integers(offset + after, keys)
         return ends - _sum_clamped_integers(keys - before - 1, keys) + _sum_clamped_integers(offset - before - 1, keys)
 
@@ -222,8 +222,8 @@ class AttentionProblem(CheckedProblem):
     - ``direction``: the passes in a launch: ``fwd``, ``bwd`` (the forward pass ran before) or ``fwd+bwd``.
     - ``backward_count``: how to count the FLOP of a backward pass: ``hardware`` (2.5 times the FLOP of the forward
       pass) or ``model`` (2 times).
-    - ``sparsity``: the share of key blocks in the generated inputs that hardly affect the output of a query. It is for
-      kernels that skip such blocks; 0 for ordinary inputs.
+    - ``sparsity``: the share of key blocks that hardly affect the output of a query. mamf generates inputs with this
+      share to measure kernels that skip such blocks. 0: ordinary inputs.
 
     Raises UsageError if the sparsity is not from 0 to 1, or another field has an unknown value.
     """
@@ -301,7 +301,7 @@ class AttentionProblem(CheckedProblem):
         return {name: Buffer(round_up_to_alignment(shape.element_counts[name]) * sets, self.dtype) for name in names}
 
     def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of the buffers, plus the traffic of one launch as an estimate for its results."""
+        """Return the bytes of the buffers, plus the traffic of a launch as an estimate of the size of its results."""
         return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets).values()) + self.compute_traffic_bytes(
             shape
         )
@@ -315,8 +315,8 @@ def _make_preset(
 ) -> Preset[AttentionShape]:
     """Make a preset with all combinations of these sizes.
 
-    ``head_dims``: head dimensions, which keys and values share. ``causal``: whether the mask is causal. ``sizes``: one
-    value each for other fields of AttentionShape. Fields that are not given have their defaults.
+    ``head_dims``: head dimensions, which keys and values share. ``causal``: whether the mask is causal. ``sizes``:
+    values of other fields of AttentionShape. The remaining fields keep their defaults.
     """
     dim_pairs = [HeadDims(dim, dim) for dim in head_dims]
     other_sizes = {name: (size,) for name, size in sizes.items()}
@@ -375,8 +375,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# The default number of tokens in a batch. It is smaller on a CPU, which takes seconds for the work that an accelerator
-# does in a millisecond.
+# The default number of tokens in a batch. It is smaller on a CPU, because work that takes an accelerator a millisecond
+# takes a CPU seconds.
 _DEFAULT_BATCH_TOKENS, _DEFAULT_CPU_BATCH_TOKENS = 16384, 1024
 # The default number of query heads times the head dimension.
 _DEFAULT_HIDDEN_SIZE = 2048
@@ -422,8 +422,8 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
         return shapes
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: the memory of a launch, the rate of memory traffic and, for
-        approximate kernels, the sparsity and the distance from dense attention.
+        """Return additional columns of a report: the memory of a launch and of tensors saved for the backward pass, the
+        rate of memory traffic and, for approximate kernels, the sparsity and the distance from dense attention.
         """
         details, traffic, is_backward = (
             row.details,

@@ -62,9 +62,10 @@ ERROR_BOUND_BY_DTYPE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "f
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error of a gradient in results/ is 3.3e-3.
 _GRADIENT_TOLERANCE_FACTOR = 2.0
-# The smallest subnormal number of each dtype in which gradients of scores may be subnormal. The gradient of a score is
-# about the variance of the data (1/3 or more) divided by the number of keys that a query sees. Rounding a subnormal
-# gradient to a multiple of this number adds an error of up to 0.87 times this number times the number of keys.
+# In float16, the gradients of scores may be subnormal: the gradient of a score is about the variance of the data (1/3
+# or more) divided by the number of keys that a query sees. This is the smallest subnormal number of the dtype. Rounding
+# a subnormal gradient to a multiple of this number adds an error of up to 0.87 times this number times the number of
+# keys.
 _MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
 # The operands whose signs mamf changes between launches, by direction. For ``bwd`` mamf does not change V, because all
 # launches use the same forward pass, which saved V.
@@ -83,7 +84,7 @@ class TorchAttention(AttentionKernel):
     - ``layout``: the order of the operands' dimensions: ``bhsd`` (batch, heads, sequence, head dimension) or ``bshd``.
     - ``supports_gqa``: whether the kernel supports fewer kv heads than query heads.
     - ``supports_window``: whether the kernel supports a sliding window.
-    - ``supports_unequal_lengths``: whether its causal mask is right if the numbers of queries and keys differ.
+    - ``supports_unequal_lengths``: whether the kernel's causal mask is right if the numbers of queries and keys differ.
     - ``supports_unequal_head_dims``: whether keys and values may have different head dimensions.
     - ``head_dims``: the supported head dimensions, of keys and of values.
     """
@@ -113,7 +114,7 @@ class TorchAttention(AttentionKernel):
         """
         return lambda q, k, v: self.attend(shape, q, k, v)
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         """Return details of a launch for reports, such as the sparsity or the backend that the library chose."""
@@ -264,7 +265,7 @@ class PreparedAttention:
 
     @cached_property
     def _kernel_details(self) -> dict[str, Any]:
-        return self._kernel.details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
+        return self._kernel.make_details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output and all gradients of the first and the last head, and samples of all other heads.
@@ -338,12 +339,12 @@ _UNSUPPORTED_ERROR_PATTERN = re.compile(r"\bonly supports? |\bbuild (does not su
 
 
 class KernelLibrary:
-    """A library of a vendor or a third party that has kernels.
+    """A library of kernels from a vendor or a third party.
 
     mamf imports the library only when it needs it. The library may be absent, half installed, or built for another card
     or CUDA version, so the import may raise any exception. mamf reports the exception as the reason why the kernel is
     unavailable, with the command that fixes the problem. Text that the library prints during import goes to stderr,
-    because stdout is for results.
+    because mamf writes results to stdout.
 
     - ``library_name``: its name in messages. ``distribution_name``: its name in pip. ``install_command``: the command
       that installs it.
@@ -452,7 +453,7 @@ class LibraryAttention(KernelLibrary, TorchAttention):
 
         return attend
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         return self.make_version_details()
@@ -475,9 +476,9 @@ class QuantizedAttention(LibraryAttention):
 
 
 def get_window_size(shape: AttentionShape, unlimited_size: int | None) -> tuple[int | None, int | None]:
-    """Return how many keys a query sees before and after itself: the argument ``window_size`` of attention libraries.
+    """Return the argument ``window_size`` of attention libraries: how many keys a query sees before and after itself.
 
-    ``unlimited_size``: the number of keys that stands for "no limit" in the library.
+    ``unlimited_size``: the number that means "no limit" in the library.
     """
     if shape.window is None:
         return unlimited_size, unlimited_size

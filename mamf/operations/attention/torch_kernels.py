@@ -37,7 +37,7 @@ class Sdpa(TorchAttention):
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         q, k, v = (tensor.detach().requires_grad_(problem.has_backward) for tensor in operands)
@@ -60,7 +60,7 @@ class _SdpaWithBackend(Sdpa):
     def apply_settings(self, backend: Backend, problem: AttentionProblem) -> Any:
         return sdpa_kernel(self.forced_backend)
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         return {}
@@ -99,7 +99,7 @@ class SdpaMath(_SdpaWithBackend):
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
 
-#: The FLOP of a softmax per score: one each for the maximum, difference, exponential, sum and quotient.
+#: The FLOP of a softmax per score: 1 each for the maximum, the difference, the exponential, the sum and the quotient.
 _SOFTMAX_FLOP_PER_SCORE = 5
 
 
@@ -140,8 +140,8 @@ class EagerAttention(TorchAttention):
     def make_part_launches(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape, pool: OperandPool
     ) -> dict[str, tuple[int, Callable[[], object]]]:
-        """Return the FLOP of each part of the forward pass and a function that launches the part, by the part's name:
-        ``scores``, ``softmax`` or ``values``.
+        """Return the FLOP and the launch function of each part of the forward pass: ``scores``, ``softmax`` and
+        ``values``.
 
         The FLOP include masked pairs of a query and a key.
         """

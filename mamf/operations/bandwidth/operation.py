@@ -3,10 +3,11 @@
 mamf counts bytes like STREAM: the bytes that a pass reads plus the bytes that it writes, each array once. It does not
 count cache lines that are fetched before a write (write allocate). Compared with other tools on the same device:
 
-- ``copy`` (a = b) is STREAM's and BabelStream's Copy, and twice the figure of nvbandwidth's ``device_local_copy``,
-  which counts the size of the copy once (see its memcpy.cpp). On an H100, its 1519 GB/s are 3.04 TB/s in mamf.
+- ``copy`` (a = b) is STREAM's and BabelStream's Copy, and its rate is twice that of nvbandwidth's
+  ``device_local_copy``, which counts each copied byte only once (see its memcpy.cpp). If nvbandwidth reports 1519 GB/s
+  on an H100, mamf reports 3.04 TB/s.
 - ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad. It reads two arrays and writes one.
-- STREAM and BabelStream do not have ``read`` (the sum of b). BabelStream's Dot only reads too, but reads two arrays.
+- STREAM and BabelStream do not have ``read`` (the sum of b). BabelStream's Dot also only reads, but two arrays.
 - STREAM and BabelStream do not have ``write`` (a = s). BabelStream's Init writes arrays, but is timed separately.
 
 Units: an array's size is written in powers of two (MiB), rates are in powers of ten (TB/s).
@@ -46,7 +47,7 @@ _MIN_SINGLE_SET_BYTES = 4 * 2**30
 #: The size in bytes that mamf assumes for the last-level cache of a device that does not report the size.
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: A pass measures memory, not a cache, if its arrays together are at least this many times as large as the last-level
-#: cache. The cache can save at most a sixteenth of their memory traffic. On an H200 it saved 1 % of 1 GiB of writes.
+#: cache. Then the cache can save at most a sixteenth of the traffic. On an H200 it saved 1 % of 1 GiB of writes.
 MIN_ARRAYS_TO_CACHE_RATIO = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _BYTE_SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
@@ -211,8 +212,8 @@ class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
     default_dtype = "float32"  # Every device supports float32.
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
-        """Return sizes that are powers of two, from arrays that together fit in the cache, to arrays that together fill
-        half of the memory.
+        """Return sizes that are powers of two. At the smallest size, the arrays of a pass fit in the cache. At the
+        largest size, they fill half of the memory.
         """
         info = backend.info
         memory = min(

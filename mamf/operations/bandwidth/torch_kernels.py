@@ -37,7 +37,7 @@ _SAMPLED_ELEMENT_COUNT = 256
 # Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|. If this sum is smaller than the
 # constant below, verification divides by the constant, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
-# A sum must fit in the range of its dtype even if it is this many standard deviations away from its mean.
+# The sum of an array must fit in its dtype even if it deviates from its mean by this many standard deviations.
 _MAX_SUM_DEVIATIONS = 6
 
 
@@ -51,7 +51,7 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
         """Return the launch, its output, and how many times the sums of the pattern ``read`` count each element.
 
         The launch runs all passes. The output is the array that the passes write or, for the pattern ``read``, a new
-        tensor of sums, each of a part of the array.
+        tensor of partial sums.
         """
 
     def prepare(
@@ -173,7 +173,7 @@ class TorchFunctions(TorchBandwidthKernel):
         # array to 32 bits, so the sum keeps the array's dtype.
         has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
         sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
-        # If the pattern lacks an array, use ``sums`` as a placeholder, which the pass of this pattern does not use.
+        # Pass ``sums`` as an unused placeholder for each array that the pattern does not have.
         a, b, c = (arrays.get(name, sums) for name in ("a", "b", "c"))
         run_pass = {
             "copy": partial(a.copy_, b),
@@ -192,7 +192,8 @@ class TorchFunctions(TorchBandwidthKernel):
 # -- passes in Triton --------------------------------------------------------------------------------------------------
 
 
-# The number of Triton programs per compute unit. With 8 warps of 32 threads each, they fill a unit's 2048 threads.
+# The number of Triton programs per compute unit. Each program has 8 warps of 32 threads, so these programs use all 2048
+# threads of a unit.
 _PROGRAMS_PER_UNIT = 8
 # The number of compute units that mamf assumes for a device that does not report the number.
 _DEFAULT_COMPUTE_UNITS = 64

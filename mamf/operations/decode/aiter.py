@@ -1,4 +1,4 @@
-"""Call AMD's AITER on a paged cache: its kernel for batched prefill, which also supports decode, and for MLA decode."""
+"""Call AITER on a paged cache: its batched prefill kernel, which also supports decode, and its MLA decode kernel."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@
 A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
 cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
 aligned to the bottom right. The FLOP are those of the unmasked pairs of a query and a key. The bytes are those of the
-queries, the output, the tables that locate the tokens, and the cache. Each cached token counts once, however many query
-heads share it. This module does not import torch.
+queries, the output, the tables that locate the tokens, and the cache. Each cached token counts once, even if several
+query heads share it. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head
 #: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
 #: latent, the scale of the scores depends on this dimension.
 _DEEPSEEK_KEY_DIM = 192
-#: With ``tail`` lengths, a sequence has x**3 * ``cache_len`` tokens, x random from 0 to 1. The mean of x**3 is 1/4.
+#: With ``tail`` lengths, a sequence has x**3 * ``cache_len`` tokens for a random x from 0 to 1, a quarter on average.
 _TAIL_EXPONENT = 3
-#: The launches in a graph read _GRAPH_CACHE_BYTES of different keys and values, which is twice the largest last-level
-#: cache of any device. A graph has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
+#: A graph has enough launches to read _GRAPH_CACHE_BYTES of data, twice the size of the largest last-level cache of any
+#: accelerator, but at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_AS_QUERIES = "same"
@@ -48,15 +48,15 @@ class DecodeShape:
 
     - ``lengths``: the number of tokens of a sequence: always ``cache_len`` (``equal``), random from 1 to ``cache_len``
       (``uniform``), or mostly short and sometimes long (``tail``). The first sequence always has ``cache_len`` tokens.
-      A sequence shorter than ``queries`` has as many queries as tokens.
+      If a sequence is shorter than ``queries``, all of its tokens are queries.
     - ``page_size``: the number of tokens in a page of the cache. The pages of a sequence are at random positions. None:
       the cache has no pages, and the tokens of each sequence follow those of the previous one.
     - ``is_latent``: whether each token has a single vector with ``head_dim`` elements, which is the key of all heads,
       and whose first ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
 
-    ``str`` writes, and ``parse`` reads, ``b64h32kv8q1c8192ud128p16``. After the cache length comes u for uniform or t
-    for tail lengths; after the head dimension ``v512`` if values are narrower than keys, ``l`` for a latent, and
-    ``p16`` for pages of 16 tokens.
+    ``str`` writes, and ``parse`` reads, ``b64h32kv8q1c8192ud128p16``. The cache length is followed by u for uniform or
+    t for tail lengths. The head dimension is followed by ``v512`` if values are narrower than keys, ``l`` for a latent,
+    and ``p16`` for pages of 16 tokens.
 
     Raises UsageError if the sizes contradict one another.
     """
@@ -281,8 +281,8 @@ class DecodeProblem(CheckedProblem):
         cached_width = shape.head_dim if shape.is_latent else shape.kv_heads * width
         cache_bytes = sum(sizes.sequence_lengths) * cached_width * DTYPES[self.resolved_cache_dtype].itemsize
         query_and_output_bytes = sum(sizes.query_counts) * shape.heads * width * DTYPES[self.dtype].itemsize
-        # A launch also reads tables: the pages and the length of each sequence and, if the sequences have different
-        # numbers of queries, the number for each sequence.
+        # A launch also reads tables, which contain the pages and the length of each sequence and, if the numbers of
+        # queries differ, the number of queries of each sequence.
         is_paged = shape.page_size is not None
         entries_per_sequence = (is_paged or shape.lengths != "equal") + (not shape.has_equal_query_counts)
         table_entries = is_paged * sum(sizes.page_counts) + shape.batch * entries_per_sequence
@@ -370,7 +370,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
 
 
 class DecodeKernel(Kernel[DecodeProblem, DecodeShape]):
-    """An implementation of decode attention. ``dtypes``, ``cache_dtypes``: supported dtypes of queries and cache."""
+    """A kernel for decode attention. ``dtypes``, ``cache_dtypes``: the supported dtypes of queries and of the cache."""
 
     operation = "decode"
     reports_memory = True
@@ -398,7 +398,7 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "page_size": (None,),
     "is_latent": (False,),
 }
-# The default sizes on a CPU are smaller, because a CPU needs seconds for the work of one millisecond on an accelerator.
+# The default sizes on a CPU are smaller, because work that takes an accelerator a millisecond takes a CPU seconds.
 _DEFAULT_CPU_SIZES: Mapping[str, Sequence[Any]] = {"batch": (2,), "cache_len": (256, 1024)}
 
 

@@ -105,7 +105,7 @@ class FlexKvcache(TorchDecode):
 
 
 def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:
-    """Make FlexAttention's block mask, with which the queries of a sequence see only the pages of that sequence."""
+    """Make FlexAttention's block mask, which lets the queries of a sequence see only the pages of that sequence."""
     from torch.nn.attention.flex_attention import BlockMask
 
     assert shape.page_size is not None

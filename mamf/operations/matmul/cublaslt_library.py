@@ -50,8 +50,8 @@ COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
 _OPERAND_ATTRIBUTE_NUMBERS, _FAST_ACCUMULATION_ATTRIBUTE_NUMBER = ((3, 17, 31), (4, 18, 32)), 25
 # The number that identifies the attribute MAX_WORKSPACE_BYTES of a matmul preference.
 _MAX_WORKSPACE_ATTRIBUTE_NUMBER = 1
-#: The value of a scaling mode in the enumeration cublasLtMatmulMatrixScale_t, by the rows and columns of a block that
-#: shares a scale. None for the columns means that a block spans all of K.
+#: The value of a scaling mode in the enumeration cublasLtMatmulMatrixScale_t, by the number of rows and columns in a
+#: block of values that share a scale. None for the columns means that a block spans all of K.
 SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
     (1, 16): 1,
     (1, 32): 2,
@@ -112,7 +112,7 @@ PARAMETER_TYPES_BY_FUNCTION: Mapping[str, tuple[Any, ...]] = {
 
 
 class CublasLtError(RuntimeError):
-    """The error that a function of libcublasLt raises if its status is not success."""
+    """The error that CublasLtLibrary raises if a C function of libcublasLt returns a status other than success."""
 
     def __init__(self, function_name: str, status: int) -> None:
         super().__init__(f"{function_name} returned CUBLAS_STATUS_{_STATUS_NAME_BY_NUMBER.get(status, status)}")

@@ -83,7 +83,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         }
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != default_values[name]]
 
-    #: The possible first sizes of a random shape, if this size is the number of matmuls. Empty for a single matmul.
+    #: The numbers of matmuls that random shapes may have as their first size. Empty if shapes do not have this size.
     random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -235,8 +235,8 @@ def _find_usable_kernels(
                 kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
     if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
         return sorted(usable_kernels, key=lambda each: not each.is_default)
-    # If a kernel supports the dtype but not the problem, report its reason: it is more specific than that of a kernel
-    # which does not support the dtype.
+    # Prefer the reason of a kernel that supports the dtype but not the problem, because it is more specific than the
+    # reason of a kernel that does not support the dtype.
     reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
     raise UnavailableError(
@@ -245,7 +245,7 @@ def _find_usable_kernels(
 
 
 def get_installed_kernel(name: str) -> MatmulKernel:
-    """Return the installed kernel with a name from a log. Raises UsageError if the kernel is not installed.
+    """Return the installed kernel that a log names. Raises UsageError if this kernel is not installed.
 
     If the name is a class path (``package.module:Class``), do not import the module, because the log may come from
     anyone.

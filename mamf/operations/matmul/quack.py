@@ -24,8 +24,8 @@ from mamf.operations.matmul.torch_kernels import TorchMatmul
 _CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
 _ROW_ALIGNMENT_ELEMENTS = 8
 #: The configurations to try, by the major version of NVIDIA's architecture. The first configuration is the default. A
-#: configuration consists of the rows and columns of a tile of C and, after ``c``, of a cluster of tiles. With
-#: ``pingpong``, two groups of warps compute tiles in turn.
+#: configuration consists of the rows and columns of a tile of C and, after ``c``, the rows and columns of a cluster of
+#: tiles. With ``pingpong``, two groups of warps compute tiles in turn.
 _CONFIGURATIONS_BY_ARCHITECTURE = {
     9: (
         "256x128/c2x1",
@@ -122,7 +122,7 @@ class QuackMatmul(TorchMatmul):
             ) from error
         return functools.partial(run_gemm, a, b, c, config=config), 1.0
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         return {"configuration": self._chosen_configuration}
 
     @property

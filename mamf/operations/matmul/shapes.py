@@ -308,9 +308,9 @@ class BaseMatmulProblem(CheckedProblem):
     def list_buffers(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``a``, ``b`` and ``c``.
 
-        With ``rewrite`` there is also ``c_rewrite``, which the regime classic copies over C, as mamf-finder does. For a
-        scaled format, ``a`` and ``b`` are the values before quantization, and launches read ``a_quantized`` and
-        ``b_quantized``.
+        With ``rewrite`` there is also ``c_rewrite``. The regime "classic", which repeats the measurement loop of
+        mamf-finder, copies it over C before each launch. For a scaled format, ``a`` and ``b`` are the values before
+        quantization, and launches read ``a_quantized`` and ``b_quantized``.
         """
         element_counts, scaled_format = shape.element_counts, DTYPES[self.dtype].scaled_format
         buffers_by_name: dict[str, Buffer] = {}

@@ -57,7 +57,8 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
 ):
     """Compute C = A @ B. Load operands through a pointer to each element, and store C by rows.
 
-    - ``a_row_stride`` to ``b_column_stride``: the elements from the start of a row or column of A or B to the next one.
+    - ``a_row_stride`` to ``b_column_stride``: the number of elements from the start of a row or column of A or B to the
+      start of the next one.
     - ``IS_K_WHOLE_BLOCKS``: whether K is a multiple of BLOCK_K. ``SUM_DTYPE``: the dtype of the sums.
     - ``INPUT_PRECISION``, ``MAX_IMPRECISE_STEPS``: see ``tl.dot``.
     """

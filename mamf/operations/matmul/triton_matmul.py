@@ -35,9 +35,9 @@ _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\
 class TritonConfiguration:
     """A configuration of the Triton matmul.
 
-    ``block_m``, ``block_n``: the rows and columns of a tile of C. ``block_k``: the terms of K per step of the loop.
-    ``warps``: the number of warps of a program. ``stages``: the number of steps whose operands are loaded in advance.
-    ``schedule``: see TileSchedule.
+    ``block_m``, ``block_n``: the rows and columns of a tile of C. ``block_k``: the number of terms of K that the kernel
+    adds per iteration of its loop. ``warps``: the number of warps of a program. ``stages``: the number of iterations
+    whose operands are loaded in advance. ``schedule``: see TileSchedule.
     """
 
     block_m: int
@@ -213,7 +213,7 @@ class TritonMatmul(TorchMatmul):
 
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         """Return details for reports: the configuration, the number of busy compute units if some are idle, and how
         8-bit floats are summed.
 
@@ -316,10 +316,11 @@ _GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
 #: The tiles to try, with as many stages as fit in shared memory, the most promising first.
 _GLUON_TILES = ("128x256/4s", "192x256/3s")
 _GLUON_TILE_COLUMNS = 256
-# The number of rows in a block of A, which four warps multiply at once, and of columns in a block of C that they store.
+# The number of rows in a block of A, which four warps multiply at once, and the number of columns in a block of C,
+# which they store at once.
 _GLUON_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
-# The bytes in a row of a block of A or B, which is the largest size that shared memory can swizzle. The starts of two
-# rows of a matrix must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES apart.
+# The number of bytes in a row of a block of A or B, which is the largest size that shared memory can swizzle. The
+# number of bytes between the starts of two rows of a matrix must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES.
 _GLUON_BLOCK_ROW_BYTES, _GLUON_ROW_ALIGNMENT_BYTES = 128, 16
 
 
@@ -383,7 +384,7 @@ class GluonMatmul(TorchMatmul):
             )
         return None
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         tile_count = -(-shape.m // self.tile_rows) * -(-shape.n // _GLUON_TILE_COLUMNS)
         return {"configuration": self.tile, **describe_busy_units(tile_count, self.program_count)}
 

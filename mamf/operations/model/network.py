@@ -33,7 +33,7 @@ class LanguageModel(nn.Module):
         super().__init__()
         self.checkpointing = problem.checkpointing
         self.embedding = InputEmbedding(problem, shape)
-        #: A tuple with the elements of ``blocks``, because mypy does not know the types of elements of a ModuleList.
+        #: The elements of ``blocks`` as a tuple, because mypy does not know the element type of a ModuleList.
         self.typed_blocks = tuple(TransformerBlock(problem, shape, attend) for _ in range(problem.layers))
         self.blocks = nn.ModuleList(self.typed_blocks)
         self.head = LossHead(problem)

@@ -1,8 +1,8 @@
-"""Define the operation ``model``, a training step of a language model, with its exact parameters, FLOP and bytes.
+"""Define the operation ``model``, a training step of a language model, and count its parameters, FLOP and bytes.
 
-mamf counts the FLOP that the model needs, not those that the device executes: it does not count recomputation
-(activation checkpointing, the scores in the backward pass of attention). The functions in this file have no side
-effects.
+mamf counts the FLOP that the model needs, not those that the device executes. It does not count recomputation, such as
+that of activation checkpointing or of the scores in the backward pass of attention. The functions in this file have no
+side effects.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ class ModelProblem(CheckedProblem):
         return self.phase != "forward"
 
     def make_attention_shape(self, shape: ModelShape) -> AttentionShape:
-        """Return the shape of the attention of one layer, as the operation ``attention`` defines it."""
+        """Return the attention shape of one layer, for the operation ``attention``."""
         lengths = (shape.context, shape.context)
         return AttentionShape(shape.batch, self.heads, self.kv_heads, *lengths, self.head_dim, self.head_dim, True)
 
@@ -281,7 +281,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
         return None
 
 
-#: The fields of ModelProblem that the title of a table contains only if the field differs from its default.
+#: The fields of ModelProblem that the title of a table shows only if they differ from their defaults.
 _FIELDS_HIDDEN_AT_DEFAULT = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
 #: The names of model families in titles, by the style of their blocks.
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
@@ -319,8 +319,9 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that the user gave (``given``) and, for other fields, the sizes of the preset.
 
-        If the user gave another ``d_model`` than the preset, scale ``d_ff`` and ``heads`` of the preset by the same
-        factor. If ``heads`` changed, scale ``kv_heads`` too. Do not scale a field that the user gave.
+        If the user's ``d_model`` differs from the preset's, scale the preset's ``d_ff`` and ``heads`` by the ratio of
+        the two. If ``heads`` then differs from the preset's, scale ``kv_heads`` by the ratio of the heads. Do not scale
+        a field that the user gave.
         """
         defaults = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         completed = {**preset, **given}
@@ -359,7 +360,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         return [f"{problem.style} {sizes}", problem.phase, *other_texts]
 
     def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
-        """Return texts for titles of reports. The name of a known model, such as ``Llama 3 1B``, replaces its sizes."""
+        """Return texts for titles of reports. Name known models, such as ``Llama 3 1B``, instead of listing sizes."""
         for size, preset_fields in FIELDS_BY_SIZE.items():
             if problem.style in _FAMILY_BY_STYLE and all(
                 getattr(problem, name) == value for name, value in preset_fields.items()

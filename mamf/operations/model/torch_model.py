@@ -142,7 +142,7 @@ class CompiledModel(TorchModel):
 
 
 def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
-    """Return the problem that the attention of a layer solves, as the operation ``attention`` defines it."""
+    """Return the attention problem of a layer, for the operation ``attention``."""
     return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
 
 
@@ -297,7 +297,8 @@ class PreparedModel:
     def list_changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
-        If no operand has changed, the reference results are right, so share them with other kernels.
+        If no operand has changed, share this network's reference results with other kernels, because the results are
+        right.
         """
         changed_operands = self._find_changed_operands()
         if not changed_operands:

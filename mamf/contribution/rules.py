@@ -214,7 +214,7 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 @cache
 def _read_device_facts() -> dict[str, dict[str, str]]:
-    """Read the vendor, backends and memory sizes in GB of each listed device from devices.csv, by its name."""
+    """Read devices.csv, and return the vendor, backends and memory sizes (in GB) of each device by its name."""
     return {row["name"]: row for row in read_packaged_csv_rows("devices.csv")}
 
 
@@ -255,8 +255,8 @@ def check_dates(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
-    """Find private texts in a record. mamf removes private texts from its logs, so an older version or a text editor
-    must have written the ones found here.
+    """Find private texts in a record. mamf removes private texts from its logs, so those in the record come from an
+    older version of mamf or were added later.
     """
     clean = scrub_record(record)
     if clean != record:

@@ -1,8 +1,8 @@
-"""Detect whether a card is split or shared: MIG slices, partitions, vGPUs, MPS and other processes.
+"""Detect whether a card is split into MIG slices or partitions, or shared through vGPUs, MPS or other processes.
 
-This code was checked with nvidia-ml-py 13.615.71 and amdsmi 7.0.2. CUDA's name of a device includes the MIG slice
-("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). While the control daemon of MPS, the CUDA Multi-Process Service, runs, every
-process uses MPS. Only the daemon's pid file shows whether it runs, because its socket remains after it has stopped.
+This code was checked with nvidia-ml-py 13.615.71 and amdsmi 7.0.2. The device name that CUDA reports includes the MIG
+slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). Every process uses MPS, the CUDA Multi-Process Service, while the control
+daemon of MPS runs. Only the daemon's pid file shows whether it runs, because its socket remains after it has stopped.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import psutil
 from mamf.backend import STARTING_PROCESS_PID_VARIABLE, Advice
 
 _MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
-# NVML's number for a vGPU (NVML_GPU_VIRTUALIZATION_MODE_VGPU). A whole card in a virtual machine has another number.
+# NVML's virtualization mode of a vGPU (NVML_GPU_VIRTUALIZATION_MODE_VGPU). A whole card in a virtual machine reports a
+# different mode.
 _VGPU_MODE = 2
 _PCI_DEVICES_FOLDER = Path("/sys/bus/pci/devices")
 _WHOLE_CARD_PARTITION_MODES = ("", "SPX", "UNKNOWN")
@@ -28,7 +29,7 @@ _SHARING_COST = "measured rates are lower, and cannot be compared with datasheet
 
 
 def find_mig_slice(name: str) -> str | None:
-    """Return the MIG slice in CUDA's name of a device, such as "MIG 3g.40gb"; None if the device is a whole card."""
+    """Return the MIG slice that CUDA's device name contains, such as "MIG 3g.40gb"; None for a whole card."""
     match = _MIG_SLICE_PATTERN.search(name)
     return match[0] if match else None
 
@@ -36,9 +37,8 @@ def find_mig_slice(name: str) -> str | None:
 def list_sharing_ways(sensors: Any, name: str) -> tuple[str, ...]:
     """Return the ways in which an NVIDIA card is shared, such as "MPS".
 
-    If processes use MPS, the result does not contain "other processes", because NVML lists the MPS server as
-    another process.
-    ``sensors``: NvmlSensors, or None if they are unavailable.
+    If processes use MPS, the result does not contain "other processes", because NVML lists the MPS server as another
+    process. ``sensors``: the NvmlSensors of the card, or None if NVML is unavailable.
     """
     ways = [find_mig_slice(name), _detect_vgpu(sensors), _detect_mps(sensors) or _detect_other_processes(sensors)]
     return tuple(filter(None, ways))
@@ -64,9 +64,9 @@ def _detect_other_processes(sensors: Any) -> str | None:
 def count_other_processes(sensors: Any) -> int | None:
     """Return the number of compute processes on the card that do not belong to this run of mamf; None if unknown.
 
-    In a container, some drivers report no process at all, so the number is unknown. Other drivers report the host's
-    pids, so this process does not find itself among them. It then assumes that the driver counts it, and counts the
-    process of mamf that started it, if another process did.
+    In a container, some drivers report no processes at all. The number is then unknown. Other drivers report pids of
+    the host, which this process cannot match with its own pid. In that case, this function assumes that the list
+    includes this process and, if another process of mamf started it, that process too.
     """
     processes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
@@ -81,7 +81,7 @@ def _find_pids_of_run() -> set[int]:
     """Return the pids of all processes of this run of mamf."""
     pids = {os.getpid()}
     if starting_process_pid := os.environ.get(STARTING_PROCESS_PID_VARIABLE):
-        with contextlib.suppress(psutil.Error, ValueError):  # The starting process has ended, or its pid is invalid.
+        with contextlib.suppress(psutil.Error, ValueError):  # The parent process has ended, or its pid is invalid.
             pids.add(int(starting_process_pid))
             pids |= {child.pid for child in psutil.Process(int(starting_process_pid)).children(recursive=True)}
     return pids
@@ -141,7 +141,7 @@ def _check_other_processes(sensors: Any) -> Advice:
 
 
 def find_partition(address: str | None) -> str | None:
-    """Return the kind of partition of an AMD device, such as "CPX partition"; None if the device is a whole card (SPX).
+    """Return which kind of partition an AMD device is, such as "CPX partition"; None if it is a whole card (SPX).
 
     The Linux kernel reports partitions of Instinct MI300 and newer. ``address``: the device's address on the PCI bus.
     """
@@ -153,7 +153,7 @@ def find_partition(address: str | None) -> str | None:
 
 
 def detect_other_amd_processes(sensors: Any) -> str | None:
-    """Return "other processes" if processes outside this run of mamf have memory on the card, else None.
+    """Return "other processes" if processes outside this run of mamf use memory of the card, else None.
 
     If amdsmi does not list this process, as in a container with separate pids, the result is None, because mamf cannot
     tell which of the listed processes are its own. ``sensors``: AmdSmiSensors, or None if they are unavailable.

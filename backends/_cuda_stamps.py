@@ -1,5 +1,5 @@
-"""Measure the real clock of NVIDIA GPUs with stamps. A stamp is a small kernel that records the time and the cycle
-counter of each SM. The driver compiles the kernel from the PTX text below.
+"""Measure the actual clock of NVIDIA GPUs with stamps. To record a stamp, mamf launches a small kernel that stores the
+time and the cycle counter of each SM. The driver compiles this kernel from the PTX text below.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ END:
     ret;
 }
 """
-#: Minimum time for which each block of a stamp occupies its SM.
+#: Minimum time for which each block of the stamp kernel occupies its SM.
 _MIN_BLOCK_NANOSECONDS = 1500
 #: Number of threads per block, and number of blocks that together occupy a whole SM.
 _THREADS_PER_BLOCK, _BLOCKS_PER_UNIT = 1024, 2
-#: Number of slots for the results of stamps. Each stamp writes its results to the next slot, and after the last slot to
-#: the first one again. Before a stamp writes to the first slot of a half, mamf clears all slots of this half.
+#: Size of the ring buffer for stamps, in slots of one stamp, and half of this size. Before a stamp is written to the
+#: first slot of either half, mamf clears that half.
 _SLOT_COUNT, _HALF_SLOT_COUNT = 256, 128
 
 
 class CudaStamps:
-    """Records clock stamps of an NVIDIA device in torch's current stream.
+    """Records stamps (times and cycle counters) of an NVIDIA device in torch's current stream.
 
     ``driver``: the library of the CUDA driver. ``index``: the index of the device. ``unit_count``: its number of SMs.
     """
 
     def __init__(self, driver: Any, index: int, unit_count: int) -> None:
-        """Load the kernel that records stamps. Raises OSError if the driver refuses the kernel."""
+        """Load the kernel that records stamps. Raises OSError if the driver cannot load it."""
         self._driver, self._index, self._unit_count = driver, index, unit_count
         with torch.cuda.device(index):
             self._slots = torch.zeros(_SLOT_COUNT, unit_count, 2, dtype=torch.int64, device="cuda")
@@ -108,7 +108,7 @@ class CudaStamps:
 
 
 def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailable:
-    """Return the clock stamps of a device, or why they are unavailable."""
+    """Return an object that records stamps on a device, or the reason why stamps are unavailable."""
     if driver is None:
         return Unavailable(
             "mamf cannot read cycle counters: the NVIDIA driver was not found", "install the NVIDIA driver"

@@ -13,8 +13,8 @@ from mamf_backends._card_sharing import check_card_sharing, find_mig_slice
 
 from mamf.backend import Advice, Reading, Unavailable
 
-# Names of the clock-event reasons of NVML that count as throttling, by bit. Reasons such as idling or a clock that the
-# user has set do not count.
+# The clock-event reasons of NVML that mamf reports as throttling: name by bit. Other reasons, such as an idle GPU or a
+# clock that the user has set, are not throttling.
 _THROTTLE_REASON_BY_BIT = {
     0x4: "power cap",
     0x8: "hardware slowdown",
@@ -33,7 +33,7 @@ _NVML_NOT_INSTALLED = Unavailable(
 class NvmlSensors:
     """Reads the sensors of one NVIDIA device from NVML. A value that the driver or a container hides is None.
 
-    ``is_whole_card``: whether the device is not a slice of a card. NVML measures only the power of whole cards.
+    ``is_whole_card``: False for a MIG slice, whose power NVML cannot measure.
     """
 
     def __init__(self, nvml: Any, handle: Any, is_whole_card: bool = True) -> None:
@@ -48,7 +48,7 @@ class NvmlSensors:
         return self.call_system_or_none(query, self.handle, *arguments)
 
     def call_system_or_none(self, query: Callable[..., Any], *arguments: Any) -> Any:
-        """Return NVML's answer to a query about the whole machine; None if NVML refuses the query."""
+        """Return NVML's answer to a query about the whole machine; None if the query fails."""
         try:
             return query(*arguments)
         except self.error_types:
@@ -71,7 +71,7 @@ class NvmlSensors:
         )
 
     def read_clock_event_reason_bits(self) -> int | None:
-        # Drivers and nvidia-ml-py before 535 know only the second name of this query.
+        # Drivers and releases of nvidia-ml-py before 535 support this query only under the second name.
         for name in ("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"):
             query = getattr(self.nvml, name, None)
             reasons: int | None = None if query is None else self.call_or_none(query)
@@ -89,7 +89,10 @@ class NvmlSensors:
 
 
 def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
-    """Return the sensors of a device, or why they are unavailable. ``properties``: torch.cuda's properties of it."""
+    """Return the sensors of a device, or the reason why they are unavailable.
+
+    ``properties``: torch.cuda's properties of the device.
+    """
     try:
         import pynvml
     except ImportError:

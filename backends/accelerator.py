@@ -1,8 +1,8 @@
-"""Measure devices of torch.accelerator that have no other backend, such as a vendor's PrivateUse1 device.
+"""Measure devices of torch.accelerator for which mamf has no other backend, such as a vendor's PrivateUse1 device.
 
 The vendor's torch module (``torch.npu`` for the device type ``npu``) usually resembles torch.cuda. If the module lacks
-a function, this backend uses that of torch.accelerator. When this backend opens a device, it tests which
-functions work.
+a function, this backend calls the corresponding function of torch.accelerator. When this backend opens a device, it
+tests which functions work.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from mamf.torch_backend import MultiStreamBackend, TorchOperandPool, get_torch_d
 
 ResultT = TypeVar("ResultT")
 _BACKEND_NAME = "accelerator"
-#: Names of functions in torch.accelerator that have another name in torch.cuda and in vendors' modules, by that name.
+#: Functions whose name in torch.accelerator differs from the name in torch.cuda and in vendors' modules. The keys are
+#: the names in torch.cuda.
 _TORCH_ACCELERATOR_NAMES = {
     "current_device": "current_device_index",
     "mem_get_info": "get_memory_info",
@@ -42,7 +43,8 @@ _MISSING_FUNCTION_ERRORS = (
 _CACHE_SIZE_PROPERTIES = ("L2_cache_size", "last_level_cache_size", "l2_cache_size")
 _DEFAULT_DTYPE_CANDIDATES = ("bfloat16", "float16", "float32")
 # To test whether the device's events work, mamf times a load of at least 0.02 s with events and with the host clock. A
-# shorter load would show mostly the overhead of launches. The two times may differ by 10 %.
+# shorter load would show mostly the overhead of launches. If the two times differ by more than 10 %, mamf does not use
+# the events.
 _MIN_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
 # Number of times to compare events with the host clock. Once is not enough, because a busy host may delay the load.
 _TIMER_COMPARISON_COUNT = 3
@@ -58,14 +60,14 @@ def _call_or_none(query: Callable[..., ResultT], *arguments: Any) -> ResultT | N
 
 
 def _return_none_if_missing(method: Callable[..., Any]) -> Any:
-    """Wrap a method of the backend so that it returns None if its result is 0, or if the vendor's torch module lacks a
-    function that the method needs.
+    """Wrap a method of the backend so that it returns None instead of 0, and None if the vendor's torch module lacks a
+    function that the method calls.
     """
     return lambda backend: _call_or_none(method, backend) or None
 
 
 class VendorModule:
-    """The vendor's torch module. Functions that it lacks are taken from torch.accelerator."""
+    """The vendor's torch module, with functions of torch.accelerator in place of those that it lacks."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -81,7 +83,7 @@ class VendorModule:
 
 
 class HostFilledPool(TorchOperandPool):
-    """A pool whose random operands the host generates, for devices without a random number generator."""
+    """An operand pool that generates random values on the host, for devices without a random number generator."""
 
     def _fill_with_random_values(self, buffer: torch.Tensor, name: str) -> None:
         random_values = torch.empty(min(buffer.numel(), _MAX_RANDOM_VALUE_COUNT), dtype=buffer.dtype)
@@ -168,9 +170,9 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         return matrix is not None and _call_or_none(lambda: torch.mm(matrix, matrix)) is not None
 
     def _make_load_function(self) -> Callable[[], None]:
-        """Return a function that launches work which takes at least _MIN_LOAD_SECONDS.
+        """Return a function that launches enough work to keep the device busy for at least _MIN_LOAD_SECONDS.
 
-        Raises UnavailableError if synchronize does not wait for this work, because mamf cannot time such a device.
+        Raises UnavailableError if synchronize does not wait for this work, because mamf could not time the device.
         """
         buffer, launch_count = torch.zeros(_LOAD_BUFFER_BYTES, dtype=torch.int8, device=self.device), 1
 
@@ -179,8 +181,9 @@ class AnyAcceleratorBackend(MultiStreamBackend):
                 buffer.zero_()
 
         def time_load() -> tuple[float, float]:
-            """Run the load and return two times in seconds: how long the load still ran after synchronize had returned,
-            which is about 0 if synchronize works, and how long the launches and synchronize took.
+            """Run the load and return two times in seconds. The first is how long the load kept running after
+            synchronize returned (about 0 if synchronize works). The second is how long the launches and synchronize
+            took.
             """
             self.synchronize()
             start_seconds = self.now()
@@ -236,10 +239,11 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         return float(end - start) if self.reason_events_are_unusable else super().compute_seconds_between(start, end)
 
     def estimate_timer_overhead(self) -> float | None:
-        """Return the seconds that two marks (events, or times of the host clock) add to the measured time of a launch.
+        """Return how many seconds two marks (events, or readings of the host clock) add to the measured time of a
+        launch.
 
-        For events, TorchBackend estimates this. For times of the host clock, it is the median time between two marks
-        without a launch.
+        For events, TorchBackend estimates this. For the host clock, return the median time between two marks with no
+        launch between them.
         """
         if not self.reason_events_are_unusable:
             return super().estimate_timer_overhead()

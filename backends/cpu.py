@@ -25,7 +25,7 @@ _MIN_WARNED_BUSY_PERCENT = 20.0
 
 
 class CpuSensors:
-    """Reads those sensors of clock and temperature that need no root rights. Virtual machines often have no sensors."""
+    """Reads the clock and temperature sensors that do not require root. Virtual machines often have no sensors."""
 
     def read(self, energy: bool = False) -> Reading:
         frequency = read_cpu_clock_record()
@@ -44,8 +44,7 @@ _CPP_COMPILERS = ("c++", "g++", "clang++")
 class ThreadMark:
     """The time at which a thread reaches a point in its queue.
 
-    ``float(mark)`` waits until the thread has reached this point, and returns the host's time in seconds at which the
-    thread reached it.
+    ``float(mark)`` waits until the thread has reached this point, and returns this time in seconds of the host's clock.
     """
 
     def __init__(self, reached_at: Future[float]) -> None:
@@ -56,7 +55,7 @@ class ThreadMark:
 
 
 class ThreadQueue(Queue):
-    """The second queue of the CPU, which is a thread. ``now``: a function that returns the backend's time."""
+    """A second queue for the CPU: a thread that runs launches in order. ``now``: returns the backend's time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now

@@ -50,7 +50,7 @@ class CudaBackend(MultiStreamBackend):
 
     def setup(self) -> None:
         super().setup()
-        # Drivers before CUDA 12.5 lack this function.
+        # Drivers older than CUDA 12.5 lack this function.
         self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
 
     @classmethod
@@ -131,8 +131,8 @@ class CudaBackend(MultiStreamBackend):
         return None
 
     def record_idle_mark(self, after: Any) -> Any | None:
-        """Record an event that waits for all streams of the context, and return it. Return None if this fails, or if
-        the device has already reached ``after``, an earlier event.
+        """Record and return an event that completes when all work in all streams of the context has ended. Return None
+        if this fails, or if the device has already reached the earlier event ``after``.
         """
         driver, context = _load_driver(), ctypes.c_void_p()
         if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:
@@ -148,7 +148,7 @@ class CudaBackend(MultiStreamBackend):
     def capture_graph(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
         """Capture launches in a CUDA graph. Return a function that replays the graph, and the results of the launches.
 
-        Each launch runs once before the capture, so that libraries allocate memory and choose kernels outside of it.
+        Each launch runs once before the capture, so that libraries allocate memory and choose kernels before it.
         """
         graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())

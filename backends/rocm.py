@@ -18,12 +18,13 @@ from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailabl
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
-# Bytes of the Infinity Cache, the last-level cache, by architecture. HIP reports only the L2 cache of one die
-# (ROCm/ROCm#4203).
+# Size in bytes of the Infinity Cache (the last-level cache) by architecture, because HIP reports only the L2 cache of
+# one die (ROCm/ROCm#4203).
 _INFINITY_CACHE_BYTES_BY_ARCHITECTURE = {"gfx942": 256 * MIB, "gfx950": 256 * MIB}
 _ARCHITECTURES_WITH_FP8 = ("gfx94", "gfx95", "gfx12")
 _ARCHITECTURES_WITH_TF32 = ("gfx94", "gfx95")
-# Reasons for throttling, by amdsmi's name of the counter that increases while the reason applies (MI300 and newer).
+# Reasons for throttling. Each key is the name of a counter in amdsmi that increases while the card is throttled for
+# this reason (MI300 and newer).
 _THROTTLE_REASON_BY_COUNTER = {
     "ppt_residency_acc": "power cap",
     "socket_thm_residency_acc": "socket thermal slowdown",
@@ -31,19 +32,19 @@ _THROTTLE_REASON_BY_COUNTER = {
     "vr_thm_residency_acc": "voltage regulator thermal slowdown",
     "prochot_residency_acc": "hardware thermal slowdown",
 }
-# Libraries that mark ranges for profilers. The first is a part of rocprofv3, and can also pause the profiler. The
-# second is older, and is used if the first is missing.
+# Libraries that mark ranges for profilers, in order of preference. The first one belongs to rocprofv3 and can also
+# pause the profiler. The second one is older.
 _ROCTX_LIBRARIES = ("librocprofiler-sdk-roctx.so", "libroctx64.so")
 _ALL_THREADS = ctypes.c_uint64(0)
-# Values of sensor fields that the device does not support: all bits are set. For only some of these fields, amdsmi
-# reports "N/A" instead.
+# Values in which all bits are set. amdsmi returns one of them, or "N/A", for a sensor field that the device does not
+# support.
 _UNSUPPORTED_VALUES = (2**16 - 1, 2**32 - 1, 2**64 - 1)
 
 
 class AmdSmiSensors:
     """Reads the sensors of one AMD device from amdsmi. If amdsmi returns "N/A" or raises an error, the value is None.
 
-    ``is_whole_card``: whether the device is not a partition of a card. amdsmi measures only the power of whole cards.
+    ``is_whole_card``: False for a partition of a card, whose power amdsmi cannot measure.
     """
 
     def __init__(self, smi: Any, handle: Any, is_whole_card: bool = True) -> None:
@@ -59,7 +60,7 @@ class AmdSmiSensors:
             return None
 
     def get_first_number(self, answer: Any, *names: str) -> float | None:
-        """Return the first number among the fields ``names`` of an answer of amdsmi; None if no field is a number."""
+        """Return the first number among the fields ``names`` of amdsmi's answer; None if none of them is a number."""
         for name in names:
             value = answer.get(name) if isinstance(answer, dict) else None
             if isinstance(value, (int, float)) and value not in _UNSUPPORTED_VALUES:
@@ -92,7 +93,7 @@ class AmdSmiSensors:
         return {name: count for name, count in counters.items() if count is not None}
 
     def read_throttle_reasons(self) -> tuple[str, ...]:
-        """Return why the card was throttled since the last call."""
+        """Return the reasons for which the card was throttled since the last call."""
         # Do not call amdsmi_get_violation_status, which compares the same counters, but takes 100 ms.
         counters_before, self._throttle_counters = self._throttle_counters, self.read_throttle_counters()
         increased_counters = [
@@ -117,7 +118,7 @@ class AmdSmiSensors:
 
 
 def open_amdsmi(properties: Any, is_whole_card: bool = True) -> AmdSmiSensors | Unavailable:
-    """Return the sensors of a device, or why they are unavailable.
+    """Return the sensors of a device, or the reason why they are unavailable.
 
     mamf finds the device in amdsmi by PCI address, because HIP_VISIBLE_DEVICES changes the indices of devices.
     ``properties``: torch.cuda's properties of the device. ``is_whole_card``: see AmdSmiSensors.
@@ -130,7 +131,7 @@ def open_amdsmi(properties: Any, is_whole_card: bool = True) -> AmdSmiSensors | 
             "amdsmi is not installed, so clock, power and temperature cannot be read", "pip install amdsmi"
         )
     except (AttributeError, ImportError, KeyError, OSError) as error:
-        # ROCm's library is missing, or it lacks a function that this release of amdsmi needs.
+        # The library of ROCm is missing, or lacks a function that this release of amdsmi calls.
         return Unavailable(
             f"amdsmi cannot be loaded ({error})", "pip install /opt/rocm/share/amd_smi   # fits the installed ROCm"
         )
@@ -263,7 +264,7 @@ class RocmBackend(MultiStreamBackend):
             yield
             self.synchronize()
             return
-        # The older roctx library cannot resume or pause the profiler, so it calls functions that do nothing.
+        # The older roctx library cannot resume or pause the profiler. With it, call functions that do nothing.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:

@@ -16,7 +16,7 @@ _INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
 
 
 class XpuSensors:
-    """Reads the clock and temperature of one Intel GPU from torch.xpu, which needs torch 2.13 and pyzes for this.
+    """Reads the clock and temperature of one Intel GPU from torch.xpu. This requires torch 2.13 or newer, and pyzes.
 
     A value that torch.xpu cannot read is None.
     """
@@ -100,7 +100,7 @@ class XpuBackend(MultiStreamBackend):
     def read_free_memory_bytes(self) -> int | None:
         try:
             return super().read_free_memory_bytes()
-        except (RuntimeError, AttributeError):  # Some devices and torch before 2.6 do not report free memory.
+        except (RuntimeError, AttributeError):  # Some devices, and torch before 2.6, do not report free memory.
             return None
 
     def explain_unsupported_dtype(self, dtype: str) -> str | None:

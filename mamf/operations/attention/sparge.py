@@ -53,7 +53,7 @@ class _SpargeAttention(QuantizedAttention):
     ) -> Any:
         return function(q, k, v, **self.make_keyword_arguments(problem, shape))
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         """Return the details of a launch, including the share of the blocks of Q K^T that the kernel skips.
@@ -64,7 +64,7 @@ class _SpargeAttention(QuantizedAttention):
         _, sparsity = self.import_library_quietly()(*operands, **keyword_arguments, return_sparsity=True)
         # The library's sparsity can be negative with a causal mask, because the library assumes that the lengths are
         # multiples of its blocks of 128 x 64. Report 0 instead.
-        return {**super().details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}
+        return {**super().make_details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}
 
 
 class _SpargeFp16(_SpargeAttention):

@@ -114,7 +114,7 @@ class TorchAttention(AttentionKernel):
         """
         return lambda q, k, v: self.attend(shape, q, k, v)
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         """Return details of a launch for reports, such as the sparsity or the backend that the library chose."""
@@ -265,7 +265,7 @@ class PreparedAttention:
 
     @cached_property
     def _kernel_details(self) -> dict[str, Any]:
-        return self._kernel.details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
+        return self._kernel.make_details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output and all gradients of the first and the last head, and samples of all other heads.
@@ -453,7 +453,7 @@ class LibraryAttention(KernelLibrary, TorchAttention):
 
         return attend
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         return self.make_version_details()

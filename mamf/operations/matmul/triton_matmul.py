@@ -213,7 +213,7 @@ class TritonMatmul(TorchMatmul):
 
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         """Return details for reports: the configuration, the number of busy compute units if some are idle, and how
         8-bit floats are summed.
 
@@ -384,7 +384,7 @@ class GluonMatmul(TorchMatmul):
             )
         return None
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         tile_count = -(-shape.m // self.tile_rows) * -(-shape.n // _GLUON_TILE_COLUMNS)
         return {"configuration": self.tile, **describe_busy_units(tile_count, self.program_count)}
 

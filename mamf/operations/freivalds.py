@@ -178,7 +178,7 @@ def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
 
 
 def round_exact_values_to_int8(output: torch.Tensor, exact_values: torch.Tensor) -> torch.Tensor:
-    """Round exact values to int8, and return the rounded values, with which mamf compares ``output``.
+    """Round exact values to int8, so that mamf can compare ``output`` with them, and return the rounded values.
 
     A kernel may round a value halfway between two integers up or down. So if ``output`` has one of the two integers,
     return this integer.

@@ -36,7 +36,7 @@ class _SageAttention(QuantizedAttention):
     module_name = "sageattention"
     function_name = "sageattn"
     distribution_name = "sageattention"
-    # SageAttention's causal mask is correct only if there are as many queries as keys.
+    # SageAttention's causal mask is correct only if the numbers of queries and keys are equal.
     supports_unequal_lengths = False
     required_major_version: ClassVar[int]
 

@@ -80,7 +80,7 @@ def quote_command_line() -> str:
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
-# If the CPU load of the host, in percent, is at least this high, ``mamf doctor`` warns that the host is busy.
+# ``mamf doctor`` warns that the host is busy if its CPU load, in percent, is at least this high.
 _MIN_BUSY_HOST_PERCENT = 50.0
 # The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}

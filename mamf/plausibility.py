@@ -28,7 +28,7 @@ _MIN_SUSPECT_SPEEDUP = 10
 _POWER_LIMIT_REASON = "power cap"
 
 
-def split_impossible_samples(
+def separate_impossible_samples(
     samples: Sequence[float], amount: float, max_rate: float | None, timer_error_seconds: float = 0.0
 ) -> tuple[list[float], list[float]]:
     """Split samples (seconds per launch) into possible and impossible ones. A sample is impossible if it is not
@@ -50,7 +50,7 @@ def explain_implausible_row(row: Measurement, info: DeviceInfo, max_rate: float 
     ``max_rate``: the FLOP or bytes per second that the device cannot exceed for this dtype; None if unknown.
     """
     all_samples = (*row.samples, *row.implausible_samples)
-    possible, impossible = split_impossible_samples(all_samples, row.amount, max_rate, row.timer_accuracy)
+    possible, impossible = separate_impossible_samples(all_samples, row.amount, max_rate, row.timer_accuracy)
     if len(impossible) > MAX_IMPOSSIBLE_SAMPLE_SHARE * len(all_samples):
         rate = row.amount / max(min(impossible), 1e-12) / TERA
         return (

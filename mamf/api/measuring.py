@@ -156,7 +156,7 @@ def search(
 ) -> CeilingSearch:
     """Return a search for the ceiling, which measures while you iterate over it and then has a ``ceiling``.
 
-    - ``dtype`` or ``problem``: a single one, because a search finds the ceiling of one problem.
+    - ``dtype`` or ``problem``: a single value, because a search finds the ceiling of one problem.
     - ``kernel``: kernels to try. mamf looks for fast shapes with the first kernel. By default, all kernels except
       kernels that compile for minutes.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and

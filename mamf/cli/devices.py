@@ -84,7 +84,7 @@ _MAX_LOG_COMPLETION_SECONDS = 15.0
 
 
 def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> int:
-    """Measure with ``run_command`` in this process, or in one process per device of --devices. Return the exit code."""
+    """Run ``run_command`` in this process or, with --devices, in one process per device. Return the exit code."""
     if options.share:
         return run_as_child_process(lambda send: _measure_shapes_of_device(options, run_command, send))
     if options.devices == [RANK_DEVICES]:
@@ -180,8 +180,8 @@ def _run_on_devices(
 
 
 def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping[int, Iterable[Sequence[str]]]) -> int:
-    """Run the commands of all devices, warn of devices that failed, print one report of all logs in the folder, and
-    return the exit code.
+    """Run the commands of all devices, and return the exit code. Warn about devices that failed, and print one report
+    of all logs in the folder.
     """
     failure_reasons, exit_codes, was_interrupted = _run_on_devices(options, commands)
     devices_by_reason = dict[str, list[int]]()
@@ -414,7 +414,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     with SignalHandler():
         try:
             _watch_node_children(options, folder, run, watch)
-            run.was_watched_to_end = True
+            run.did_parent_see_end = True
         except KeyboardInterrupt:
             pass
     run.failures = watch.failure_reasons

@@ -64,8 +64,8 @@ class CommandParser(argparse.ArgumentParser):
     - ``usage_exit_code``: the exit code after an error in the options.
     - ``overview_text``: the text that ``mamf --help`` prints; empty in the parser of a single command.
     - ``shows_rare_options``: whether help shows the options in RARE_OPTIONS too.
-    - ``command_words``: the words of the command line, because some commands have options that depend on the operation
-      or the kernel in these words.
+    - ``command_words``: the words of the command line. Some commands have options that depend on the operation or the
+      kernel that these words name.
     """
 
     usage_exit_code = 2

@@ -256,8 +256,8 @@ def require_same_kernels(
 
 
 def reopen_device(log: RunLog, options: argparse.Namespace) -> Backend:
-    """Open the device on which a log was measured. Raises LogMismatchError if the options name another device, or if
-    the device has changed.
+    """Open the device that a log was measured on. Raises LogMismatchError if the options name another device, or if the
+    device has changed.
     """
     from mamf.logs.compare import require_logged_device
 

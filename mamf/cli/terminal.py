@@ -49,7 +49,7 @@ _REPORT_STREAMS: list[TextIO] = []
 
 
 def get_report_stream() -> TextIO:
-    """Return the stream to which reports are printed: the original stdout, or the stream of ``redirect_reports``."""
+    """Return the stream that reports are printed to: the original stdout, or the stream of ``redirect_reports``."""
     return _REPORT_STREAMS[0] if _REPORT_STREAMS else sys.stdout
 
 

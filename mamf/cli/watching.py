@@ -53,8 +53,8 @@ class SignalHandler:
     """A handler of signals that is active while its context is open: the first signal raises RunInterrupted, a
     KeyboardInterrupt, in the main thread.
 
-    Python raises the exception between two bytecodes, so a call into a vendor's library returns first. The code
-    within ``shield_from_signals`` also ends before the exception is raised.
+    Python raises the exception between two bytecodes, so a call into a vendor's library returns first. The code within
+    ``shield_from_signals`` also finishes before the exception is raised.
     """
 
     def __init__(self) -> None:
@@ -93,7 +93,7 @@ class SignalHandler:
             raise RunInterrupted
 
     def _handle_signal_after_run(self, signal_number: int, frame: FrameType | None) -> None:
-        """Handle Ctrl-C after the run as Python does by default, but ignore a repetition of the signal that ended the
+        """Handle Ctrl-C after the run as Python does by default, but ignore repetitions of the signal that ended the
         run.
         """
         if time.monotonic() > self._interrupted_at + _MAX_REPEATED_SIGNAL_SECONDS:
@@ -113,7 +113,8 @@ class SignalHandler:
         self.raise_if_interrupted(was_raised_before)
 
     def raise_if_interrupted(self, was_raised_before: bool = False) -> None:
-        """Raise RunInterrupted if a signal arrived during a shielded block, or if a library swallowed its exception.
+        """Raise RunInterrupted if a signal arrived in a shielded block, or if a library swallowed an earlier
+        RunInterrupted.
 
         ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.
         """

@@ -35,7 +35,7 @@ from mamf.peaks import (
     read_contributed_rates,
 )
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
-from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
+from mamf.plausibility import compute_cycles_used, explain_implausible_row, separate_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
 # The details of a row that only approximate kernels report. These kernels skip work or multiply in another dtype.
@@ -214,7 +214,7 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 @cache
 def _read_device_facts() -> dict[str, dict[str, str]]:
-    """Read the vendor, backends and memory sizes in GB of each listed device from devices.csv, by its name."""
+    """Read devices.csv, and return the vendor, backends and memory sizes (in GB) of each device by its name."""
     return {row["name"]: row for row in read_packaged_csv_rows("devices.csv")}
 
 
@@ -255,8 +255,8 @@ def check_dates(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
-    """Find private texts in a record. mamf removes private texts from its logs, so an older version or a text editor
-    must have written the ones found here.
+    """Find private texts in a record. mamf removes private texts from its logs, so those in the record come from an
+    older version of mamf or were added later.
     """
     clean = scrub_record(record)
     if clean != record:
@@ -400,7 +400,7 @@ def check_speed_limits(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         info, operation = reviewed_log.log.get_device(row.device), get_operation(row.operation)
         # There is no limit for an approximate kernel, because mamf does not know how much work the kernel does.
         limit = operation.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
-        if limit is not None and split_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
+        if limit is not None and separate_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
             fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
             yield Finding("implausible", message, line)

@@ -202,7 +202,7 @@ _LOG_COLUMN: Column[ResultRate] = make_log_column(lambda entry: entry.log_path)
 
 
 def make_ceiling_columns() -> list[Column[BestRate]]:
-    """Return the columns of the table of best ceilings of an accelerator.
+    """Return the columns of an accelerator's table of best ceilings.
 
     The column ``all`` shows the number and the range of all rates from which the best one was chosen.
     """

@@ -18,7 +18,7 @@ from mamf.kernel import AnyKernel, Verdict, explain_unsupported
 from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, find_timer_calibration
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
-from mamf.plausibility import compute_cycles_used, explain_implausible_row, split_impossible_samples
+from mamf.plausibility import compute_cycles_used, explain_implausible_row, separate_impossible_samples
 from mamf.statistics import compute_mean_or_median, compute_median_ignoring_none, find_two_levels, summarize_samples
 
 #: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row.
@@ -189,7 +189,7 @@ class _RowMeasurement:
         accuracy = (
             timer.error_seconds if timer and samples.timer_overhead_seconds else 0.0
         )  # 0 if the error is unknown.
-        possible, impossible = split_impossible_samples(seconds, work.amount, self.max_possible_rate, accuracy)
+        possible, impossible = separate_impossible_samples(seconds, work.amount, self.max_possible_rate, accuracy)
         levels, alternation = find_two_levels(possible) if self.regime.name == SustainedRegime.name else None, []
         if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)

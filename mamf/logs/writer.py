@@ -109,7 +109,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
         An empty ``line`` appends nothing. Raises RunLogWriteError if the file cannot be written.
         """
-        change = self._rewrite_log() if self._is_changed() else ""
+        change = self._rewrite_log() if self._was_file_changed_externally() else ""
         size = self._copy.seek(0, os.SEEK_END)
         self._copy.write(line)  # Write to the copy first, because an interrupt may prevent the write to the file.
         try:
@@ -126,7 +126,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
         if change:
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 
-    def _is_changed(self) -> bool:
+    def _was_file_changed_externally(self) -> bool:
         """Return whether another program has changed or replaced the file since the writer wrote its last line."""
         try:
             now, written = self._absolute_path.stat(), os.fstat(self._descriptor)

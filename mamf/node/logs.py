@@ -46,14 +46,14 @@ class NodeRun:
     """The information about a run that the parent process of ``mamf node`` writes to run.json.
 
     - ``devices``: the indices of the devices on which the parent started a child process.
-    - ``was_watched_to_end``: whether the parent watched every device until its end. If not, the parent was killed, so
+    - ``did_parent_see_end``: whether the parent watched every device until its end. If not, the parent was killed, so
       an incomplete log is not the fault of the device.
     - ``not_together_reason``: the reason why the devices did not measure at the same time; empty if they did.
     - ``failures``: the reasons why devices failed, by device index.
     """
 
     devices: Sequence[int] = ()
-    was_watched_to_end: bool = False
+    did_parent_see_end: bool = False
     not_together_reason: str = ""
     failures: dict[int, str] = field(default_factory=dict)
 
@@ -61,7 +61,7 @@ class NodeRun:
         record = {
             "schema": _RUN_FILE_SCHEMA_VERSION,
             "devices": list(self.devices),
-            "is_over": self.was_watched_to_end,
+            "is_over": self.did_parent_see_end,
             "not_together": scrub_text(self.not_together_reason),
             "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
@@ -185,7 +185,7 @@ def add_logs_to_device(
             device = add_figures_of_log(device, part, log)
             failures += _yield_faults(part, log)
             if not is_faultless:
-                (failures if run.was_watched_to_end or log.summary else missing_results).extend(
+                (failures if run.did_parent_see_end or log.summary else missing_results).extend(
                     _yield_early_end_reason(part, log)
                 )
             missing_results += _yield_missing_results(part, log)

@@ -147,7 +147,7 @@ class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
         ]
 
     def make_problem(self, backend: Backend, requested_fields: Mapping[str, Any]) -> CollectiveProblem:
-        """Make a problem. By default, ``ranks`` is the number of processes that the launcher has started, or else 2."""
+        """Make a problem. ``ranks`` defaults to the number of processes that the launcher started, but at least 2."""
         ranks = requested_fields.get("ranks") or max(2, int(os.environ.get("WORLD_SIZE") or 0))
         return super().make_problem(backend, {**requested_fields, "ranks": ranks})
 

@@ -3,7 +3,7 @@
 The test multiplies by random vectors x of 1 and -1. If C = scale * A @ B + E with the error E, then
 r = C x - scale * A (B x) = E x, and r reveals three facts about E:
 
-- The mean of r^2 over all rows and vectors is the square of ||E||, so it gives the relative error of all of C.
+- The sum of r^2 over all rows, averaged over the vectors, estimates ||E||^2, and thus the relative error of C.
 - In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r| shows an
   error in that row, even one that is too small to show in the norm of C.
 - The slope of a linear fit of C x to scale * A (B x) estimates the slope of a fit of C to scale * A @ B. A slope other
@@ -178,7 +178,7 @@ def _compute_exact_int32_matmul(part: MatmulPart) -> torch.Tensor:
 
 
 def round_exact_values_to_int8(output: torch.Tensor, exact_values: torch.Tensor) -> torch.Tensor:
-    """Round exact values to int8, and return the rounded values, with which mamf compares ``output``.
+    """Round exact values to int8, so that mamf can compare ``output`` with them, and return the rounded values.
 
     A kernel may round a value halfway between two integers up or down. So if ``output`` has one of the two integers,
     return this integer.

@@ -175,7 +175,7 @@ def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
     """Time launches of the other process with this process's clock, and compare them with the reported time.
 
     ``seconds``: the time per launch that the other process reported. Return ``{"wrong": reason}`` if launches take much
-    longer, or else ``{}``.
+    longer, and otherwise ``{}``.
     """
     launches = min(_MAX_TRIAL_LAUNCHES, math.ceil(_TRIAL_TARGET_SECONDS / seconds))
     max_seconds = _HOST_SECONDS_PER_TRIAL + launches * (_HOST_SECONDS_PER_LAUNCH + _MAX_SLOWDOWN * seconds)

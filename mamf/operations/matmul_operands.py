@@ -89,7 +89,7 @@ def make_matmul_operand_set(
         )
 
     def get_output(result: object) -> torch.Tensor:
-        """Return the output of a launch: ``result`` if it is a tensor, or else ``c``, to which the kernel wrote."""
+        """Return the output of a launch: ``result`` if it is a tensor, and otherwise ``c``, which the kernel wrote."""
         return result if isinstance(result, torch.Tensor) else c
 
     def verify(result: object) -> Verdict:
@@ -240,7 +240,7 @@ def copy_operand_rows_to_host(operand: MatmulOperand, matmul_index: int, rows: t
 def compute_relative_error(actual: torch.Tensor, expected: torch.Tensor) -> float:
     """Return ||actual - expected|| / ||expected|| of two tensors on the host.
 
-    If all expected values are 0, return 0 if all actual values are 0, or else infinity.
+    If all expected values are 0, return 0 if all actual values are 0 too, and infinity otherwise.
     """
     with use_one_torch_thread():
         difference = torch.linalg.vector_norm(actual - expected).item()
@@ -328,7 +328,7 @@ def make_scaled_operand_set(
       the output.
     """
     a, b = (quantize_operand(backend, problem, shape, name, buffers) for name in ("a", "b"))
-    # Create the ChangeDetector before calling ``bind_operands``, in which a kernel may already overwrite the operands.
+    # Create the ChangeDetector before calling ``bind_operands``, because this call may already overwrite the operands.
     elements = {f"{name}_quantized": each.elements for name, each in (("a", a), ("b", b))}
     find_changed_operands = ChangeDetector(elements | {"a_scales": a.scales, "b_scales": b.scales})
     unquantized_operands = [view_as(buffers[name], 1, shape.row_counts[name], shape.k) for name in ("a", "b")]

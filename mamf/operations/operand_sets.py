@@ -95,7 +95,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
         tensors = take_pool_buffers(pool, buffers)
         source = tensors.pop(_REWRITE_BUFFER_NAME, None)
-        # Create the ChangeDetector before calling make_operand_set, in which a kernel may already overwrite operands.
+        # Create the ChangeDetector before calling make_operand_set, because this call may already overwrite operands.
         find_changed_operands = ChangeDetector({name: tensors[name] for name in tensors if buffers[name].fill})
         operand_sets = [
             kernel.make_operand_set(backend, problem, shape, set_buffers)
@@ -327,7 +327,7 @@ def compute_checksums(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def queue_checksum(tensor: torch.Tensor) -> Callable[[], int]:
-    """Queue a checksum of a tensor's bits on the tensor's device, and return a function that waits for the number.
+    """Queue a checksum of a tensor's bits on the tensor's device, and return a function that waits for the checksum.
 
     The checksum weights the sums of rows and columns by their position, so that a swap of two elements changes it.
     """

@@ -75,7 +75,7 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape of a ceiling from its text, with 0 FLOP and 0 bytes, which the log does not record."""
+        """Return the shape of a ceiling from its text, with 0 FLOP and 0 bytes, which a ceiling does not record."""
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 

@@ -102,9 +102,9 @@ def classify_event(event: Event) -> str:
 
 @functools.cache
 def classify_kernel_name(kernel: str, max_depth: int = _MAX_WRAPPER_DEPTH) -> str | None:
-    """Return the class of a kernel from only its name, or None if no rule matches the name.
+    """Return the class of a kernel by its name only, or None if no rule matches the name.
 
-    The class of a wrapper, which only launches the kernel that is its template argument, is that of the inner kernel.
+    A wrapper, which only launches the kernel that is its template argument, has the class of this inner kernel.
     ``max_depth``: the maximum number of nested wrappers to look through.
     """
     function, template_arguments = split_kernel_name(kernel)
@@ -190,7 +190,7 @@ def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _split_demangled_name(name: str) -> tuple[str, list[str]]:
-    """Return the function in a demangled C++ name, and the template arguments that come last in the name."""
+    """Return the function in a demangled C++ name, and the last template arguments in the name."""
     brackets: list[str] = []
     qualified_function: list[str] = []
     template_arguments: list[str] = []

@@ -68,7 +68,7 @@ ProfilesByRank = Mapping[int, tuple[str, Profile]]
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write a profile's log in one operation, so that no partial log is ever left, and return the log's path.
+    """Write a profile's log and return its path. Write it in one operation, so that a crash leaves no partial log.
 
     If ``path`` exists, append a number to the file's name. Raises UsageError if the file cannot be created.
     """
@@ -357,7 +357,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
 
 
 def _explain_shares(profile: Profile) -> str:
-    """Return one line that says which duration is 100 % for the shares, and how certain the idle time is."""
+    """Return one line that says which duration the shares refer to, and how certain the idle time is."""
     unprofiled_seconds, busy_seconds_per_step = (
         profile.unprofiled_step_seconds,
         profile.busy_seconds / (profile.steps or 1),

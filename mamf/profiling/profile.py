@@ -52,7 +52,7 @@ class ClassRow:
     - ``calls``: for a class, the number of its calls; for idle time, the number of gaps in the trace; for a module, the
       number of events in it.
     - ``flop``: FLOP by dtype.
-    - ``multiplying``: the seconds in which operations with counted FLOP ran.
+    - ``multiplying``: the time, in seconds, in which operations ran whose FLOP mamf counts.
     - ``mamfu``: the FLOP rate as a share of the matmul ceilings of the dtypes; None if more than 1 % of the FLOP is in
       dtypes without a known ceiling.
     """
@@ -121,7 +121,7 @@ class Profile:
     - ``is_of_device``: whether a device ran kernels. If no device did, all times are those of operations on the CPU.
     - ``classes``: one row per class of work, in the order of WORK_CLASSES, and a last row for idle time.
     - ``kernels``, ``modules``: rows sorted by time, longest first.
-    - ``ceilings``: the matmul ceilings with which MAMFU is computed.
+    - ``ceilings``: the matmul ceilings that MAMFU is computed from.
     """
 
     seconds: float
@@ -158,13 +158,14 @@ class Profile:
     def seconds_without_profiler(self) -> float:
         """Seconds that the profiled steps would take without the profiler.
 
-        If no step was timed without the profiler, these are the seconds that the steps took with the profiler.
+        If no step was timed without the profiler, this is the time that the steps took with the profiler.
         """
         return (self.unprofiled_step_seconds or self.step_seconds) * (self.steps or 1)
 
     @property
     def whole_seconds(self) -> float:
-        """Seconds that count as 100 % for shares: the larger of ``seconds_without_profiler`` and ``busy_seconds``.
+        """The duration that shares refer to, in seconds: the larger of ``seconds_without_profiler`` and
+        ``busy_seconds``.
 
         Busy time may be longer than the steps without the profiler, because the profiler slows kernels and operations.
         If only steps with the profiler were timed, idle time is an upper bound.
@@ -344,7 +345,7 @@ def _make_class_row(
 def _compute_mamfu(flop: Mapping[str, int], seconds: float, find_ceiling: CeilingLookup) -> float | None:
     """Return the time that the FLOP would take at the ceilings of their dtypes, as a share of ``seconds``.
 
-    Return None if there are no FLOP or no seconds, or if more than 1 % of the FLOP is in dtypes without known ceiling.
+    Return None if there are no FLOP or no seconds, or if more than 1 % of the FLOP is in dtypes without a ceiling.
     """
     rates_by_dtype = {dtype: ceiling.tflops * TERA for dtype in flop if (ceiling := find_ceiling(dtype))}
     flop_without_ceiling = sum(count for dtype, count in flop.items() if dtype not in rates_by_dtype)

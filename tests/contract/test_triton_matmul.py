@@ -129,8 +129,8 @@ def test_a_triton_without_this_gluon_is_unsupported(monkeypatch):
 def test_it_says_how_8_bit_floats_are_summed(fast, told):
     problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)
     ran = {"configuration": "128x128x128/4w3s"}
-    assert make_matmul_kernel("triton[128x128x128/4w3s]").details(problem, SHAPE) == {**ran, **told}
-    assert make_matmul_kernel("triton[128x128x128/4w3s]").details(INT8, SHAPE) == ran
+    assert make_matmul_kernel("triton[128x128x128/4w3s]").make_details(problem, SHAPE) == {**ran, **told}
+    assert make_matmul_kernel("triton[128x128x128/4w3s]").make_details(INT8, SHAPE) == ran
 
 
 @pytest.mark.parametrize("schedule", ["", "/persistent"])
@@ -142,7 +142,7 @@ def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ra
     text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
     assert device.info.compute_units == 132
     configured = make_matmul_kernel(text).configure_for_shape(device, MatmulProblem(), shape)
-    assert configured.details(MatmulProblem(), shape).get("ran") == ran
+    assert configured.make_details(MatmulProblem(), shape).get("ran") == ran
 
 
 @needs_triton

@@ -12,7 +12,7 @@ from mamf.logs.run_log import build_run_log, parse_records, read_lines
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import FALLING_CLOCK_HEADROOM, READ_CLOCK_HEADROOM, compute_max_flops, compute_max_flops_at_clock
-from mamf.plausibility import explain_implausible_row, split_impossible_samples
+from mamf.plausibility import explain_implausible_row, separate_impossible_samples
 from mamf.statistics import summarize_samples
 
 H100 = DeviceInfo("cuda", 0, "NVIDIA H100 80GB HBM3", "NVIDIA", compute_units=132, max_clock_hz=1980e6)
@@ -47,7 +47,7 @@ def seconds_at(tflops):
 def test_the_samples_of_a_quiet_moment_on_a_busy_cpu_are_kept():
     quiet, busy = [0.010] * 9, [0.025 + 0.001 * number for number in range(20)]
     limit = compute_max_flops(CPU, "float32")
-    assert split_impossible_samples([*busy, *quiet], SHAPE.flop / 100, limit) == ([*busy, *quiet], [])
+    assert separate_impossible_samples([*busy, *quiet], SHAPE.flop / 100, limit) == ([*busy, *quiet], [])
     assert explain_implausible_row(row_of([*busy, *[0.001] * 9]), CPU, None) is None
 
 
@@ -71,7 +71,7 @@ def test_more_than_a_tenth_of_impossible_samples_gives_no_figure(impossible, is_
 )
 def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(suspect, best_by, device, is_ok):
     samples = [1e-3] * (20 - suspect) + [2e-6] * suspect
-    assert split_impossible_samples(samples, SHAPE.flop, None) == (samples, [])
+    assert separate_impossible_samples(samples, SHAPE.flop, None) == (samples, [])
     reason = explain_implausible_row(row_of(samples, best_by=best_by), device, None)
     assert (reason is None) is is_ok
     assert is_ok or "without a known peak of Some New Card" in reason
@@ -108,7 +108,7 @@ def test_float64_has_a_gate_of_its_own_or_that_of_float32():
     assert compute_max_flops(a10g, "float64") == compute_max_flops(a10g, "float32")
     assert compute_max_flops_at_clock(H100, "float64", 990e6) == pytest.approx(67e12 / 2 * READ_CLOCK_HEADROOM)
     row = row_of([seconds_at(70)] * 20, dtype="float64", clock_hz=1980e6)
-    kept, aside = split_impossible_samples(row.samples, row.amount, compute_max_flops(H100, "float64"))
+    kept, aside = separate_impossible_samples(row.samples, row.amount, compute_max_flops(H100, "float64"))
     assert (len(kept), len(aside)) == (0, 20)
 
 

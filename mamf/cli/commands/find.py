@@ -89,9 +89,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _run_search_per_dtype(options: argparse.Namespace) -> int:
-    """Search for the matmul ceilings of each dtype of --dtype, one after the other. Return the highest exit code of the
-    searches.
-    """
+    """Run one search per dtype in --dtype for its matmul ceilings. Return the highest exit code of the searches."""
     if options.new_log_reason and len(set(options.dtype or ())) > 1:
         raise UsageError(
             "--requeue needs a single --dtype, because each dtype has its own log: name one dtype, or use --output"

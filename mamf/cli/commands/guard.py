@@ -1,7 +1,7 @@
 """Implement the command ``mamf guard FILE.toml``: measure kernels, and exit with code 3 if one is slower than before.
 
 The command is for the CI of a project that develops kernels. The TOML file names the kernels, their shapes, and the
-baseline: a log of an earlier run, with which mamf compares the rates.
+baseline: a log of an earlier run. mamf compares the new rates with the rates in this log.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ class _GuardSession(Session):
 
     ``baseline_log``: the run log to compare with, or None if mamf measures a new baseline.
     ``guard_result``: the result of the comparison, or None before the comparison.
-    ``update_exit_code``: the exit code of --update, which is not 0 if mamf refused to write the new baseline.
+    ``update_exit_code``: the exit code with --update. It is not 0 if mamf refused to write the new baseline.
     """
 
     kind = GUARD

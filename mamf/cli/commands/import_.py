@@ -66,7 +66,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Return the path in ``folder`` to which each imported run is written. ``paths``: the path of each run's
+    """Return, for each imported run, the path in ``folder`` that it is written to. ``paths``: the path of each run's
     mamf-finder log.
 
     A returned path has the name of the log with the suffix .jsonl. If a log has several runs, the names of the second

@@ -81,7 +81,9 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
 
 
 def _make_json_record(rate: Rate) -> dict[str, Any]:
-    """Return the JSON object that --format json prints. Its ``flops`` and ``interval`` are in FLOP/s, not TFLOPS."""
+    """Return the JSON object that --format json prints. The unit of its ``flops`` and ``interval`` is FLOP/s, not
+    TFLOPS.
+    """
     copied_fields = ("regime", "source", "description", "dtype", "device", "tier", "reference", "date")
     interval = rate.interval and [rate.interval.low * TERA, rate.interval.high * TERA, rate.interval.coverage]
     return {

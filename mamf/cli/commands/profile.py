@@ -299,7 +299,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
 @functools.cache
 def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
     """Return the sustained ceiling of a dtype on ``device`` that was measured on this machine, or that other users
-    contributed for this model of device. Return None if there is no such ceiling, even if a datasheet has a peak.
+    contributed for a device of the same model. Return None if there is neither, even if a datasheet lists a peak.
     """
     from mamf.contribution.known_ceilings import find_measured_peak
 

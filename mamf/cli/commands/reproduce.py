@@ -243,8 +243,8 @@ class ReproduceSession(Session):
         return list({each[1].name: each for each in kernels_by_name.values() if each}.values())
 
     def _open_installed_kernel(self, name: str) -> tuple[str, AnyKernel] | None:
-        """Return the installed kernel called ``name`` with its name. If it is not installed or cannot run here, warn
-        and return None.
+        """Return ``name`` and the kernel with this name. If the kernel is not installed or cannot run here, warn and
+        return None.
 
         mamf never imports a package.module:Class just because a log names this class, because a stranger may have
         written the log. Users who trust the class name it with --kernel.

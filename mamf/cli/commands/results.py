@@ -207,8 +207,8 @@ def write_site(options: argparse.Namespace) -> int:
 
 
 def _get_contributed_ceilings_path(root: Path) -> Path:
-    """Return the path of the file of contributed ceilings in a clone of the project. ``root``: the folder results/ of
-    this clone.
+    """Return the path of the contributed ceilings file in a clone of the project. ``root``: the folder results/ in the
+    clone.
     """
     return root.parent / "mamf" / CONTRIBUTED_FILE_NAME
 

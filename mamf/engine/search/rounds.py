@@ -131,7 +131,7 @@ class ConfirmationRounds:
 
     - ``kernels``: the kernels of the candidates, by name.
     - ``precision``: the relative precision at which a measurement stops.
-    - ``order_chooser``: draws the order of candidates in each round.
+    - ``order_rng``: draws the order of candidates in each round.
     - ``deadline``: the backend time (``Backend.now``) at which the run must end.
     """
 
@@ -139,7 +139,7 @@ class ConfirmationRounds:
     problem: Problem
     kernels: Mapping[str, AnyKernel]
     precision: float
-    order_chooser: random.Random
+    order_rng: random.Random
     deadline: float
     #: By regime: the seconds of the shortest step (measurement of a candidate) so far, including the preparation.
     _min_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
@@ -313,9 +313,7 @@ class ConfirmationRounds:
         # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
         # given order, the most promising first.
         is_choosing_by_visits = phase.is_choosing and regime.name == SustainedRegime.name
-        unmeasured = (
-            list(candidates) if is_choosing_by_visits else self.order_chooser.sample(candidates, len(candidates))
-        )
+        unmeasured = list(candidates) if is_choosing_by_visits else self.order_rng.sample(candidates, len(candidates))
         while unmeasured:
             can_wait = is_choosing_by_visits and phase.rows and not self.has_time_to_confirm()
             if not self._has_next_step(phase, number, is_required=number <= phase.min_rounds and not can_wait):

@@ -342,9 +342,9 @@ def yield_row_blocks(
         yield block, masked
 
 
-# Parameters of inputs with block structure: the number of tokens in a block, the number of directions ("axes") in which
-# the keys of a block may point, and the strength of this direction relative to the random values. At a strength of 2.2
-# the keys of a block are similar enough for kernels that skip only blocks of similar keys.
+# Parameters of inputs with block structure: the number of tokens in a block, the number of axes, one of which the keys
+# of each block point along, and the strength of this pattern relative to the random values. At a strength of 2.2 the
+# keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _TOKENS_PER_STRUCTURE_BLOCK = 128
 _STRUCTURE_AXIS_COUNT = 10
 _STRUCTURE_STRENGTH = 2.2

@@ -1,4 +1,4 @@
-"""Define the operation ``attention``: its shapes and directions, their exact FLOP and bytes, and columns of reports.
+"""Define the operation ``attention``: its shapes and directions, their exact FLOP and bytes, and its report columns.
 
 A multiply-add of Q K^T and of P V, where P is the softmax, counts as 2 FLOP. A forward pass without a mask has
 2*b*h*sq*sk*(d + dv) FLOP: b sequences, h heads, sq queries and sk keys per sequence, and head dimensions d of keys and

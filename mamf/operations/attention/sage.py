@@ -36,7 +36,7 @@ class _SageAttention(QuantizedAttention):
     module_name = "sageattention"
     function_name = "sageattn"
     distribution_name = "sageattention"
-    # SageAttention's causal mask is correct only if there are as many queries as keys.
+    # SageAttention's causal mask is correct only if the numbers of queries and keys are equal.
     supports_unequal_lengths = False
     required_major_version: ClassVar[int]
 
@@ -82,11 +82,11 @@ class SageAttention1(_SageAttention):
     #: measured difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         return {
-            **super().details(problem, shape, operands),
+            **super().make_details(problem, shape, operands),
             "ran": "with a copy of K, which the measured time includes",
         }
 
@@ -110,8 +110,8 @@ class SageAttention2(_SageAttention):
     def supports_capability(self, capability: ComputeCapability) -> bool:
         return capability in _MATMUL_DTYPES_BY_CAPABILITY
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         dtypes = _MATMUL_DTYPES_BY_CAPABILITY[torch.cuda.get_device_capability(operands[0].device)]
-        return {**super().details(problem, shape, operands), "product_dtypes": " ".join(dtypes)}
+        return {**super().make_details(problem, shape, operands), "product_dtypes": " ".join(dtypes)}

@@ -2,8 +2,8 @@
 
 SpargeAttention has no backward pass. How many blocks can be skipped depends on the data. If every block matters, a
 kernel that skips blocks below a threshold skips nothing, and a kernel that skips a fixed share of the blocks ("topk")
-gives a wrong result. So mamf lets ``topk`` kernels keep as many blocks as matter in the inputs
-(``AttentionProblem.sparsity``), and reports the share of blocks that a kernel skipped.
+gives a wrong result. So mamf lets ``topk`` kernels keep the share of blocks that matters in the inputs (see
+``AttentionProblem.sparsity``), and reports the share of blocks that a kernel skipped.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _SpargeAttention(QuantizedAttention):
     ) -> Any:
         return function(q, k, v, **self.make_keyword_arguments(problem, shape))
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         """Return the details of a launch, including the share of the blocks of Q K^T that the kernel skips.
@@ -64,7 +64,7 @@ class _SpargeAttention(QuantizedAttention):
         _, sparsity = self.import_library_quietly()(*operands, **keyword_arguments, return_sparsity=True)
         # The library's sparsity can be negative with a causal mask, because the library assumes that the lengths are
         # multiples of its blocks of 128 x 64. Report 0 instead.
-        return {**super().details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}
+        return {**super().make_details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}
 
 
 class _SpargeFp16(_SpargeAttention):

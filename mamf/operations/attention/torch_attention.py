@@ -110,11 +110,11 @@ class TorchAttention(AttentionKernel):
     ) -> Callable[..., torch.Tensor]:
         """Return a function of q, k and v that launches the forward pass of one shape and returns the output.
 
-        A kernel that must be compiled is compiled in this method, outside of the timed launches.
+        If a kernel must be compiled, compile it in this method, which mamf does not time.
         """
         return lambda q, k, v: self.attend(shape, q, k, v)
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         """Return details of a launch for reports, such as the sparsity or the backend that the library chose."""
@@ -265,7 +265,7 @@ class PreparedAttention:
 
     @cached_property
     def _kernel_details(self) -> dict[str, Any]:
-        return self._kernel.details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
+        return self._kernel.make_details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
 
     def verify_whole(self, result: object) -> Verdict:
         """Verify the whole output and all gradients of the first and the last head, and samples of all other heads.
@@ -453,7 +453,7 @@ class LibraryAttention(KernelLibrary, TorchAttention):
 
         return attend
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         return self.make_version_details()

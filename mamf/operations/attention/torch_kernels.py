@@ -37,7 +37,7 @@ class Sdpa(TorchAttention):
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return scaled_dot_product_attention(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         q, k, v = (tensor.detach().requires_grad_(problem.has_backward) for tensor in operands)
@@ -60,7 +60,7 @@ class _SdpaWithBackend(Sdpa):
     def apply_settings(self, backend: Backend, problem: AttentionProblem) -> Any:
         return sdpa_kernel(self.forced_backend)
 
-    def details(
+    def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
         return {}

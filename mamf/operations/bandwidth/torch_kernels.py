@@ -141,7 +141,7 @@ def make_element_check(
 def compute_pattern_error(
     pattern: str, a: torch.Tensor, operands: Sequence[torch.Tensor], sum_dtype: torch.dtype
 ) -> torch.Tensor:
-    """Return the largest relative error of ``a`` for a triad; for copy and write, the share of elements that differ."""
+    """Return the largest relative error of ``a`` for a triad, and for other patterns the share of wrong elements."""
     if pattern == "copy":
         return (view_as_words(a) != view_as_words(operands[0])).to(torch.float32).mean()
     if pattern == "write":

@@ -44,7 +44,7 @@ SAME_AS_QUERIES = "same"
 
 @dataclass(frozen=True, order=True)
 class DecodeShape:
-    """The sizes of ``batch`` sequences of up to ``cache_len`` tokens, of which the last ``queries`` are new.
+    """The sizes of a batch: ``batch`` sequences of up to ``cache_len`` tokens, the last ``queries`` of which are new.
 
     - ``lengths``: the number of tokens of a sequence: always ``cache_len`` (``equal``), random from 1 to ``cache_len``
       (``uniform``), or mostly short and sometimes long (``tail``). The first sequence always has ``cache_len`` tokens.
@@ -454,8 +454,8 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         return find_bandwidth(info.name, info.compute_units)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: TFLOPS, the microseconds that the kernel runs for one cache, the
-        memory of a launch and, if the kernel reports it, the time to plan.
+        """Return additional columns of a report: TFLOPS, the kernel's time for one cache in microseconds, the memory of
+        a launch and, if the kernel reports it, the planning time.
         """
         if not row.ok:
             return {}

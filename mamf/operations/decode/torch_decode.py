@@ -179,7 +179,7 @@ class LibraryDecode(KernelLibrary, TorchDecode):
 
 
 class PreparedDecode:
-    """An operand set (q, k and v) of a decode kernel. It launches the kernel, and verifies the output."""
+    """A decode kernel prepared for one operand set (q, k and v). The methods launch it and verify the output."""
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ class SdpaKvcache(TorchDecode):
 
     torch chooses the backend of the function. The function aligns a causal mask to the top left, but if there are fewer
     queries than keys, decode needs a mask that is aligned to the bottom right. So this kernel supports only 1 query,
-    which needs no mask, or as many queries as keys.
+    which needs no mask, or equal numbers of queries and keys.
     """
 
     name = "sdpa-kvcache"

@@ -276,10 +276,8 @@ def get_ceiling_kernels(
     """
     names, kernels = set(ceiling_kernel_names), {each.name: each for each in map(make_matmul_kernel, user_kernel_names)}
     if kernels_without_ceiling := kernels.keys() - names:
-        raise UsageError(
-            f"no ceiling was measured with kernel {min(kernels_without_ceiling)}: name a kernel with a ceiling "
-            f"({', '.join(sorted(names)) or 'there are none'})"
-        )
+        remedy = f"choose one of {', '.join(sorted(names))}" if names else "leave out --ceiling-kernel"
+        raise UsageError(f"no ceiling was measured with kernel {min(kernels_without_ceiling)}: {remedy}")
     for name in sorted(names - kernels.keys()):
         try:
             kernels[name] = get_installed_kernel(name)

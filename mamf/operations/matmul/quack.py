@@ -122,7 +122,7 @@ class QuackMatmul(TorchMatmul):
             ) from error
         return functools.partial(run_gemm, a, b, c, config=config), 1.0
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         return {"configuration": self._chosen_configuration}
 
     @property

@@ -39,7 +39,7 @@ class BaseMatmulShape(BaseShape):
     @property
     @abstractmethod
     def row_counts(self) -> dict[str, int]:
-        """The numbers of rows of K elements in ``a`` and in ``b`` (B transposed), in total over all matmuls."""
+        """The number of rows of K elements in ``a`` and in ``b`` (B transposed), summed over all matmuls."""
 
     @property
     def flop(self) -> int:
@@ -48,7 +48,7 @@ class BaseMatmulShape(BaseShape):
 
     @property
     def element_counts(self) -> dict[str, int]:
-        """The numbers of elements of ``a``, ``b`` and ``c``, in total over all matmuls."""
+        """The number of elements of ``a``, ``b`` and ``c``, summed over all matmuls."""
         row_counts = self.row_counts
         return {"a": row_counts["a"] * self.k, "b": row_counts["b"] * self.k, "c": row_counts["a"] * self.n}
 

@@ -37,7 +37,7 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
         The function writes C, or returns another tensor with the result.
         """
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         """Return details of the launch that reports should show, such as the kernel's configuration."""
         return {}
 
@@ -55,7 +55,7 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
             lambda output: [MatmulPart(a[None], b.mT[None], output[None])],
             choose_operand_to_change(a, b.mT),
             scale,
-            self.details(problem, shape),
+            self.make_details(problem, shape),
         )
 
 

@@ -25,7 +25,7 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.matmul.torch_kernels import TorchMatmul, describe_busy_units
 
 #: How the tiles of C are assigned to programs. ``tile``: one program per tile. ``persistent``: only as many programs as
-#: the device runs at once, each with many tiles. ``tma``: like ``persistent``, but tensor descriptors load
+#: the device runs at once, each of which computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
 #: operands.
 TileSchedule = Literal["tile", "persistent", "tma"]
 _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
@@ -213,7 +213,7 @@ class TritonMatmul(TorchMatmul):
 
         return isinstance(error, TritonError) or "PassManager::run failed" in str(error)
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         """Return details for reports: the configuration, the number of busy compute units if some are idle, and how
         8-bit floats are summed.
 
@@ -384,7 +384,7 @@ class GluonMatmul(TorchMatmul):
             )
         return None
 
-    def details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
+    def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
         tile_count = -(-shape.m // self.tile_rows) * -(-shape.n // _GLUON_TILE_COLUMNS)
         return {"configuration": self.tile, **describe_busy_units(tile_count, self.program_count)}
 

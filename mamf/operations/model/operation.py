@@ -335,8 +335,8 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         return completed
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: tokens per second, the number of parameters, the GB of memory that a
-        launch needs, and the GB that torch has reserved.
+        """Return additional columns of a report: tokens per second, the number of parameters, the memory that a launch
+        needs and the memory that torch has reserved, in GB.
         """
         shape = row.shape
         return {

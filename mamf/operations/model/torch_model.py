@@ -4,10 +4,9 @@ The name of a model kernel contains the name of its attention kernel in brackets
 
 The reference result comes from the kernel's own network, which mamf runs again in float32 with eager attention, one
 block at a time. The optimizer has a learning rate of 0: it does all of its work but leaves the parameters unchanged, so
-every step on a batch has the same result.
-mamf times a series of launches and then verifies the losses and gradients, and that the parameters have not changed.
-mamf sets the optimizer's moments to zero before each series. If they are still zero afterward, the optimizer did not
-run.
+every step on the same batch has the same result. mamf times a series of launches and then verifies the losses and
+gradients, and that the parameters have not changed. mamf sets the optimizer's moments to zero before each series. If
+they are still zero afterward, the optimizer did not run.
 """
 
 from __future__ import annotations

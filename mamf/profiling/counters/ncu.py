@@ -159,8 +159,8 @@ def make_launch_counters(
 ) -> LaunchCounters:
     """Make the counters of a kernel from the device kernels that several equal launches ran.
 
-    ``kernels``: all device kernels in the order in which they ran. If the launches did not run the same device kernels,
-    the result has a ``missing_reason`` and no counters.
+    ``kernels``: all device kernels, in the order in which they ran. If the launches did not run the same device
+    kernels, the result has a ``missing_reason`` and no counters.
     """
     kernels_per_launch, remainder = divmod(len(kernels), launch_count)
     kernels_by_launch = [
@@ -409,7 +409,7 @@ class Ncu:
 
 
 def make_run_options(problem: Any, shape: Any) -> list[str]:
-    """Return the options that give ``mamf run`` or ``mamf counters`` this problem and shape, for any operation."""
+    """Return the options that select this problem and shape in ``mamf run`` or ``mamf counters``, for any operation."""
     operation = get_operation(problem.operation)
     texts = [
         f"{name}={'none' if value is None else value}"

@@ -53,7 +53,7 @@ class CounterLine(NamedTuple):
     - ``counters``: the counters of the device kernel; for a launch, their sums over its device kernels.
     - ``is_launch``: whether the line is for a whole launch.
     - ``launch_counters``: the counters of the launch; None in the line of a device kernel, or if no counters were read.
-    - ``first_launch_cycles``: the cycles of the first launch in the table, with which the table compares all launches.
+    - ``first_launch_cycles``: the cycles of the first launch in the table. The table compares all launches with it.
     - ``missing_reason``: why no counters were read; empty if they were read.
     - ``bound``: what bounds the launch; None for a device kernel, or if no counters were read.
     """

@@ -24,10 +24,10 @@ from mamf.dtypes import DTYPES
 SIMULATED_BACKEND = "simulated"
 #: The number of bytes in a MiB.
 MIB = 2**20
-#: The environment variable that contains the pid of the mamf process which started this process. The starting process
-#: may have the device open without using it, so mamf does not count it as another user of the card.
+#: The environment variable with the pid of the mamf process that started this one. That process may keep the device
+#: open without using it, so mamf does not count it as another user of the card.
 STARTING_PROCESS_PID_VARIABLE = "MAMF_LEADER_PID"
-# The text between a device's name and the list of the ways in which its card is shared.
+# The text that ``add_sharing_to_name`` puts between a device's name and the ways in which its card is shared.
 _SHARING_PREFIX = " (shared: "
 
 
@@ -125,8 +125,8 @@ class Telemetry(Protocol):
 
 
 class ElapsedTime(NamedTuple):
-    """The time between two clock stamps (records of the cycle counters of all compute units): the clock cycles and the
-    seconds that the median compute unit counted.
+    """The clock cycles and the seconds that the median compute unit counted between two clock stamps. A clock stamp
+    records the cycle counter of each compute unit.
     """
 
     cycles: float
@@ -147,11 +147,11 @@ class ClockStamps(Protocol):
     """
 
     def record_stamp(self) -> Any:
-        """Add a stamp to the device's queue, and return a handle of it for ``compute_elapsed``."""
+        """Add a stamp to the device's queue, and return a handle to pass to ``compute_elapsed``."""
 
     def compute_elapsed(self, start: Any, end: Any) -> ElapsedTime | None:
-        """Return the cycles and seconds between two stamps that the device has reached, at most 100 stamps apart.
-        Return None if no compute unit recorded both stamps.
+        """Return the cycles and seconds between two stamps. The device must have reached both, and at most 100 stamps
+        may lie between them. Return None if no compute unit recorded both stamps.
         """
 
 
@@ -222,7 +222,7 @@ class Backend(ABC):
     has_idle_marks: bool = False
     #: Whether the method ``capture_graph`` can record launches in a graph.
     has_graphs: ClassVar[bool] = False
-    #: Whether operands and results are torch tensors, so that another process can read and check them.
+    #: Whether operands and results are torch tensors, which another process can read and check.
     has_tensors: ClassVar[bool] = False
 
     index: int

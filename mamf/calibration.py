@@ -1,10 +1,11 @@
-"""Define the traits of a device that decide how long mamf loads it and lets it rest: when its slow power controller
-reacts to load, and how long clock and power take to settle. Also look up how much repeated runs differ.
+"""Define the traits of a device from which mamf computes how long to load the device and how long to let it rest. They
+say when the slow power controller reacts to load, and how long clock and power take to settle. Also look up how much
+repeated runs differ.
 
 repeatability.csv lists how much repeated runs differ, by backend, operation and state. A state is a regime (a way of
 loading the device, such as ``burst``) or a sustained measurement after a rest. ``tools/coverage.py results --fit`` fits
-the values to pairs of runs. A row whose backend or operation is empty applies to all backends or operations without
-a separate row.
+the values to pairs of runs. A row with an empty backend or operation is the default for backends or operations that
+have no separate row.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from mamf.files import read_packaged_csv_rows
 from mamf.statistics import Repeatability
 
-#: The remark in the rows of a device whose backend only assumes its traits (see BurstTraits).
+#: The remark that rows of a log get if the traits of the device were assumed, not measured (see BurstTraits).
 ASSUMED_TRAITS_REMARK = (
     "mamf assumed how long to rest between series of launches, instead of measuring it on this device"
 )
@@ -28,16 +29,16 @@ class BurstTraits:
     """The traits of a device that the burst regime needs. Burst alternates trains (a few launches, one after another)
     with rests. The defaults were measured on an H100 (docs/evidence/intervals.md).
 
-    - ``train_seconds``: the longest device time of a train, well below the time after which the slow power controller
-      reacts to load (40 ms on an H100).
-    - ``rest_ratio``: idle seconds, per second of work before the rest, until the driver requests the maximum clock
-      again.
-    - ``longest_rest_seconds``: idle seconds until the driver requests the maximum clock again, even after very long
-      work. No rest needs to be longer.
-    - ``warm_in_seconds``: seconds of trains and rests until a device that was idle for more than ``cold_after_seconds``
-      reaches its steady speed. Before it reaches this speed, an H100 is up to 1 % faster.
-    - ``wake_seconds``: seconds of load until a rested device is as fast as before the rest. Burst queues this load
-      ahead of each train.
+    - ``train_seconds``: the maximum device time of a train. It must be well below the time after which the slow power
+      controller reacts to load (40 ms on an H100).
+    - ``rest_ratio``: how many seconds the device must idle, per second of work before the rest, until the driver
+      requests the maximum clock again.
+    - ``longest_rest_seconds``: how many seconds the device must idle after very long work until the driver requests the
+      maximum clock again. No rest needs to be longer.
+    - ``warm_in_seconds``: how many seconds of trains and rests it takes until a device that was idle for more than
+      ``cold_after_seconds`` reaches its steady speed. Before it reaches this speed, an H100 is up to 1 % faster.
+    - ``wake_seconds``: how many seconds of load it takes after a rest until the device is as fast as before. Burst
+      queues this load ahead of each train.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
     - ``remark``: why rows in burst cannot be trusted fully; empty if they can.
     """
@@ -57,13 +58,15 @@ class SustainedTraits:
     """The traits of a device that the sustained regime needs. Sustained keeps the device busy, and measures when clock
     and power have settled.
 
-    - ``soak_seconds``: seconds of load until clock and power of a cold device stay within 0.3 % (measured on an H200).
-    - ``settle_seconds``: seconds of load until clock and power of a warm device have settled after a change of kernel.
-    - ``cold_after_seconds``: idle seconds after which a device counts as cold.
+    - ``soak_seconds``: how many seconds of load it takes until clock and power of a cold device stay within 0.3 %
+      (measured on an H200).
+    - ``settle_seconds``: how many seconds of load it takes after a change of kernel until clock and power of a warm
+      device have settled.
+    - ``cold_after_seconds``: a device that was idle for more seconds than this counts as cold.
     - ``bridge_seconds``: seconds of load that mamf queues before the host prepares the next kernel, so that the device
       does not idle. Even a short idle time makes the power controller oscillate for seconds.
-    - ``rest_seconds``: idle seconds after which the power controller restarts; 0 if it never does.
-      ``restart_seconds``: seconds of load until the restarted power controller has settled.
+    - ``rest_seconds``: the power controller restarts after this many idle seconds; 0 if it never does.
+      ``restart_seconds``: how many seconds of load it takes until the restarted power controller has settled.
     - ``swing_seconds``: the period of the damped oscillation of clock and power when load begins (0.9 to 1.1 s on an
       H100 and an H200, at first 13 % from peak to trough). The mean rate over whole periods equals the rate of a device
       that has settled.
@@ -85,16 +88,16 @@ class SustainedTraits:
     remark: str = ""
 
 
-#: The name in repeatability.csv of the state of a sustained measurement that follows a rest. After a rest, the power
-#: controller restarts and settles again. All other states are regimes.
+#: The state in repeatability.csv for sustained measurements that follow a rest. After a rest, the power controller
+#: restarts and settles again. The other states have the names of regimes.
 AFTER_REST_STATE = "anew"
 
 
 @functools.cache
 def _read_repeatability_rows() -> dict[tuple[str, str, str], Repeatability]:
-    """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. An empty string as
-    backend or operation means all backends or operations without a separate row. A dtype (``matmul int8``) or
-    ``backward`` can follow the name of the operation.
+    """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. A row with an empty
+    backend or operation is the default for backends or operations that have no separate row. A dtype (``matmul int8``)
+    or ``backward`` can follow the name of the operation.
     """
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(

@@ -17,7 +17,7 @@ class Scaling:
     """The way in which a quantized operand is scaled. The operand is divided into blocks, and each block has one scale.
 
     - ``block_rows``: the number of rows of a block.
-    - ``block_columns``: the number of values along K of a block; None if a block spans all of K.
+    - ``block_columns``: the number of values in a block along K; None if a block spans all of K.
     - ``scale_dtype``: the dtype of the scales.
     """
 
@@ -127,8 +127,8 @@ OPERAND_DTYPES = tuple(name for name in DTYPES if name not in ("int32", "uint8")
 #: The names of the dtypes whose operands are quantized and have scales.
 SCALED_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype.scaled_format)
 
-#: The other names that users may write for dtypes, each with the full name of the dtype (or with ``fp8``, which the
-#: backend resolves).
+#: Aliases that users may write for dtypes. Each maps to the full name of a dtype, or to ``fp8``, which the backend
+#: resolves.
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "fp16": "float16",
@@ -143,7 +143,7 @@ DTYPE_ALIASES = {
     "e5m2": "float8_e5m2",
 }
 
-# The largest error that rounding of the output causes, by output dtype, if operands have at most 8 bits. For bfloat16
+# How large an error the rounding of the output can cause, by output dtype, for operands of at most 8 bits. For bfloat16
 # it is u, the unit roundoff. For 8-bit floats it is 1.4 times u / sqrt(3), the largest root mean square of rounding.
 _OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
 # The error of sums of 8-bit products. Most devices keep these sums in float32. Hopper keeps them in 14 bits, and

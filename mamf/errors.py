@@ -33,8 +33,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: The text with which the field ``reason`` of a failed row begins if the row's launch ended the process, made the
-#: device unusable, or ended the process three times.
+#: The field ``reason`` of a failed row begins with one of these texts if the row's launch crashed the process, made the
+#: device unusable, or crashed the process three times.
 CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON = (
     "crashed the process",
     "lost the device",
@@ -191,7 +191,7 @@ LOG_TOO_LARGE_MESSAGE = f"has more than {MAX_LOG_BYTES >> 20} MiB, the maximum o
 _MAX_NUMBER_DIGITS = len(str(MAX_SEED))
 #: The largest number of rows of a run. A row is a combination of kernel, problem, shape and regime.
 MAX_RUN_ROWS = 1_000_000
-#: The number of characters of a long value that an error message shows.
+#: Error messages show at most this many characters of a value.
 _MAX_SHOWN_CHARACTERS = 24
 
 
@@ -211,7 +211,7 @@ def require_whole_number(label: str, value: object, minimum: int = 1, maximum: i
 
 
 def parse_digits(digits: str) -> int:
-    """Parse a whole number from its digits. Raises UsageError if there are more digits than any size has."""
+    """Parse a whole number from its digits. Raises UsageError if the number has more digits than the largest size."""
     if len(digits) > _MAX_NUMBER_DIGITS and len(digits.lstrip("0")) > _MAX_NUMBER_DIGITS:
         raise UsageError(f"{shorten_value(digits)} is too large: the maximum is {MAX_SIZE}")
     return int(digits)
@@ -240,7 +240,7 @@ def parse_share(text: str) -> float:
 def require_known_names(*triples: tuple[str, str, Collection[str]]) -> None:
     """Raise UnknownNameError for the first triple whose value is not among its known values.
 
-    Each triple is the label of the value for the error, the value, and the known values.
+    A triple consists of the label of the value in the error message, the value, and the known values.
     """
     for label, value, known_values in triples:
         if value not in known_values:
@@ -260,7 +260,9 @@ def require_seconds(label: str, value: object) -> None:
 
 
 def require_nonempty_list(label: str, values: object, item_type: type) -> None:
-    """Raise UsageError unless ``values`` is a list of at least one ``item_type``. A string does not count as a list."""
+    """Raise UsageError unless ``values`` is a nonempty list whose items are all of ``item_type``. A string is not a
+    list.
+    """
     if isinstance(values, str) or not isinstance(values, Collection):
         raise UsageError(f"{label} must be a list, not {shorten_value(values)}")
     if not values:

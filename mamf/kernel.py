@@ -49,8 +49,9 @@ class Work:
 #: The height and the width of a cell, in values. mamf divides an output matrix into square cells to report where its
 #: values are wrong.
 CELL_SIZE = 64
-# The possible sizes of a tile of an output, in rows and columns of cells, the largest first. mamf reports the period of
-# wrong tiles only if at least 3 tiles are wrong, because any two tiles have a period. It names at most 4 wrong tiles.
+# The tile sizes that mamf tries when it groups wrong cells of an output into tiles: (rows, columns) of cells, largest
+# first. mamf reports the period of wrong tiles only if at least 3 tiles are wrong, because any two tiles have a period.
+# It names at most 4 wrong tiles.
 _TILE_SIZES_IN_CELLS = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
 _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
@@ -118,8 +119,8 @@ DATA_CHOICES = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` multiplies normal values by random powers of two from 2^-10 to
 #: 2^2, so that the sums of a matmul have small and large terms.
 ALL_DATA_CHOICES = (*DATA_CHOICES, "wide")
-# Use at most 64 operand sets, even if 64 sets fit in the cache. Operands that are so small do not limit the speed of a
-# launch, whether it reads them from the cache or from memory.
+# Use at most 64 operand sets, even if all of them fit in the cache. If 64 sets fit, each set is so small that reading
+# it does not limit the speed of a launch, from the cache or from memory.
 MAX_OPERAND_SETS = 64
 # The start of each operand set is aligned to a multiple of this number of elements.
 _SET_ALIGNMENT_ELEMENTS = 256
@@ -151,8 +152,8 @@ class Problem(Protocol):
 
     - ``dtype``: mamf's name of the operands' dtype. ``data``: the distribution of their values. ``seed``: the seed of
       all random values.
-    - ``shape``, in all methods: the shape of the launch. ``sets``: the number of operand sets. ``rewrite``: whether the
-      output must be overwritten before each launch, as the regime ``classic`` does.
+    - Arguments of the methods: ``shape`` is the shape of the launch, ``sets`` the number of operand sets. ``rewrite``
+      says whether mamf will overwrite the output before each launch, as the regime ``classic`` does.
     """
 
     #: Name of the operation to which the problem belongs.
@@ -171,7 +172,9 @@ class Problem(Protocol):
         """Return the sizes and dtypes of the device buffers of all operand sets, by the name of the operand."""
 
     def count_bytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of the operands, from which mamf computes how many operand sets exceed the cache."""
+        """Return the total size of the operands in bytes. From it mamf computes how many sets are larger than the
+        cache.
+        """
 
 
 ProblemT = TypeVar("ProblemT", bound=Problem)
@@ -183,7 +186,7 @@ class Verdict:
     """The outcome of comparing a result with a reference.
 
     - ``error``: ||C - reference|| / ||reference|| over the compared entries of the result C.
-    - ``tolerance``: the largest error of a correct result.
+    - ``tolerance``: the largest error that a correct result may have.
     - ``reference``: the arithmetic in which the reference was computed.
     - ``reason``: why the result is wrong although its error is small, in one line; otherwise empty.
     - ``details``: further findings by name, as numbers or text. The constructor drops NaN and infinities, and raises
@@ -241,7 +244,7 @@ class Prepared:
     - ``locate_wrong_cells``: finds where the output of a set is wrong, given the set's index and the result. None: not
       available.
     - ``verify_special_values``: launches the first set with infinities, NaN and subnormal numbers among its operands,
-      checks the output, and restores the operands. None: it is not defined what a correct output is.
+      checks the output, and restores the operands. None: the correct output for such operands is not defined.
     """
 
     launches: Sequence[Callable[[], object]]
@@ -279,10 +282,10 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     is_tried_by_default: ClassVar[bool] = True
     #: Whether the kernels that ``list_variants`` returns need no compilation. Even quick searches try such kernels.
     has_cheap_variants: ClassVar[bool] = False
-    #: Whether results of this kernel include the device memory that a launch needs.
+    #: Whether mamf also measures how much device memory a launch of this kernel needs.
     reports_memory: ClassVar[bool] = False
-    #: Whether results of this kernel also include the device memory that the process reserved. To measure it, mamf
-    #: releases cached blocks first. This slows down launches of a few microseconds, which must then allocate memory.
+    #: Whether mamf also measures how much device memory the process reserves for a launch. To measure it, mamf releases
+    #: cached blocks first. This slows down launches of a few microseconds, which must then allocate memory.
     reports_reserved_memory: ClassVar[bool] = False
     #: Whether the regime ``burst``, which times short trains (series of launches), refuses this kernel if one launch
     #: takes longer than a train should take. If False, burst measures trains of one launch.
@@ -365,7 +368,7 @@ def explain_unsupported(kernel: AnyKernel, backend: Backend, problem: Any, shape
 
 
 def choose_operand_set_count(problem: Problem, shape: object, cache_bytes: int | None) -> int:
-    """Return the number of operand sets whose total size exceeds twice the cache: at least 3, at most 64.
+    """Return how many operand sets fill twice the cache, but at least 3 and at most 64.
 
     ``cache_bytes``: the size of the last-level cache in bytes; None if unknown, for which the result is 3.
     """

@@ -146,10 +146,11 @@ WRONG_TILES_KEY, CHECKED_LAUNCHES_KEY, CHECKED_VALUES_KEY, ERROR_BOUND_KEY = (
     "checked values",
     "bound",
 )
-#: Keys of ``Measurement.details``: the number of launches whose output bits differ from the first launch's, for kernels
-#: that do not promise equal bits; and the number of outputs that lost the NaN of an operand.
+#: Keys of ``Measurement.details``. DIFFERENT_BITS_KEY: the number of launches whose output differs bitwise from that of
+#: the first launch; only for kernels whose output may differ between launches. LOST_NAN_KEY: the number of outputs that
+#: miss an operand's NaN.
 DIFFERENT_BITS_KEY, LOST_NAN_KEY = "other bits", "lost NaN"
-#: The label, in a breakdown of a launch's time, of the share in which the device runs no kernel.
+#: The label of idle time, when the device runs no kernel, in a breakdown of a launch's time.
 IDLE_LABEL = "idle"
 
 
@@ -189,7 +190,8 @@ class Measurement(NotebookTable):
     """A row of a log: the measurement of one kernel on one shape in one regime. The operation defines the types of
     ``shape`` (the sizes, such as M, N and K) and ``problem`` (dtypes, data and options).
 
-    - ``best_by``: the statistic of the summary that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
+    - ``best_by``: the statistic of the samples by which mamf ranks rows of this regime: ``median``, ``mean`` or
+      ``fastest``.
     - ``status``, ``reason``: whether the kernel was measured (``ok``) and, if it was not, why.
     - ``samples``: seconds per launch, after subtraction of ``timer_overhead``. A sample is one launch or, in sustained,
       the mean of a block of launches. ``implausible_samples``: samples that are faster than the device can be.
@@ -263,8 +265,8 @@ class Measurement(NotebookTable):
 
     @property
     def step(self) -> StepKey:
-        """The key of this row: its regime, problem, shape and the kernel's own name. Rows of repeated measurements have
-        equal keys.
+        """The key of this row: its regime, problem and shape, and the name of its kernel. Rows that repeat a
+        measurement have the same key.
         """
         return StepKey(self.regime, self.problem, self.shape, self.kernel)
 

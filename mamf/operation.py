@@ -4,10 +4,10 @@ whether its rate counts FLOP or bytes.
 An operation is one folder (or one third-party module) and one entry point in the group ``mamf.operations``. It supplies
 what the engine, logs and reports need; its problems define the work of a launch, and its kernels do that work.
 
-A problem is all that defines the work except the shape, such as the dtype. The parameters of an operation are the sizes
-of its shapes and the fields of its problems. Each parameter is a field of a dataclass. mamf makes command-line options,
-keywords of the Python API and their help from the type of the field, its default and the metadata that ``describe``
-adds.
+A problem contains everything that defines the work except the shape, for example the dtype. The parameters of an
+operation are the sizes of its shapes and the fields of its problems. Each parameter is a field of a dataclass. mamf
+makes command-line options, keywords of the Python API and their help from the type of the field, its default and the
+metadata that ``describe`` adds.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class Parameter:
     - ``name``, ``value_type``: the dataclass field and its type.
     - ``help``, ``default``: texts for the help; ``default`` may be empty.
     - ``choices``: the allowed values; empty for any. ``minimum``, ``maximum``: bounds of a whole number.
-    - ``keyword``: the name of its option and of its keyword in the API (plural if it takes several values), if that is
-      not ``name``.
+    - ``keyword``: the name of its option and of its keyword in the API, if that differs from ``name``. It is a plural
+      if the option takes several values.
     - ``metavar``: the placeholder of a value in help.
     - ``parse_text``: parses a value from text; None parses it by its type.
     - ``has_range``: whether it also has an option ``--NAME-range START STOP STEP``.
@@ -230,9 +230,9 @@ class Preset(Generic[ShapeT]):
     """A named selection of well-known shapes and problems, such as the layers of a model.
 
     - ``shapes``: whole shapes, each with a label, such as the layer of a model.
-    - ``sizes``: instead of shapes, values of sizes by name, to measure in every combination. Sizes that the user gives
-      replace these values.
-    - ``fields``: values of the problem's fields by name, to measure in every combination.
+    - ``sizes``: a list of values for each size, by name, instead of ``shapes``. mamf measures every combination. Sizes
+      that the user gives replace these values.
+    - ``fields``: a list of values for each field of the problem, by name. mamf measures every combination.
     - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
     - ``adjustable_sizes``: names of the sizes from which the preset chose its whole shapes. The user may set only these
       sizes.
@@ -264,17 +264,17 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: The command that measures many shapes of the operation, if that is not ``mamf sweep --operation NAME``.
     command_name: ClassVar[str] = ""
-    #: What the lines in the chart of a sweep (measurements of many shapes) stand for: ``kernels``, ``shapes`` of one
+    #: What each line represents in the chart of a sweep (measurements of many shapes): ``kernels``, ``shapes`` of one
     #: kernel, sequence ``lengths``, ``caches`` of several lengths, or ``phases`` of a training step.
     chart: ClassVar[str] = "kernels"
-    #: Whether a sweep compares all kernels on each shape. If not, it measures one kernel, by default the usual one for
-    #: the dtype, on each shape with the fastest of its algorithms.
+    #: Whether a sweep compares all kernels on each shape. If not, it measures one kernel (by default the usual one for
+    #: the dtype), and uses the kernel's fastest algorithm for each shape.
     compares_kernels: ClassVar[bool] = True
-    #: Whether the highest measured rate of the operation is the compute limit of a device in rooflines, so that reports
+    #: Whether the highest measured rate of the operation is the compute limit of a device in rooflines. Reports then
     #: show the rates of other operations as shares of this limit.
     is_compute_roof: ClassVar[bool] = False
-    #: Whether a run first searches for the highest matmul rate of the device, and reports show the operation's rates as
-    #: shares of that rate.
+    #: Whether a run first searches for the highest matmul rate of the device. Reports then show the operation's rates
+    #: as shares of that rate.
     has_shares: ClassVar[bool] = False
     #: Whether a run also measures the read bandwidth of memory, because this bandwidth may limit the operation instead
     #: of the matmul rate.
@@ -284,12 +284,12 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure the operation, and the default one.
     regimes: ClassVar[tuple[str, ...]] = COMMON_REGIMES
     default_regime: ClassVar[str] = BURST
-    #: Whether the FLOP are those of a whole model, so that reports call the rate divided by the datasheet's peak MFU
-    #: (model FLOPs utilization), and the rate divided by the highest measured matmul rate MAMFU.
+    #: Whether the FLOP are those of a whole model. Reports then show two shares: MFU (model FLOPs utilization) is the
+    #: rate divided by the datasheet's peak, and MAMFU is the rate divided by the highest measured matmul rate.
     counts_model_flop: ClassVar[bool] = False
     #: Whether reports rank the operation's kernels for each shape, instead of over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
-    #: Whether launches use links that the devices of a machine share, so that two devices must not measure at once.
+    #: Whether launches use links that the devices of a machine share. If so, only one device may measure at a time.
     uses_shared_links: ClassVar[bool] = False
     #: Parameters, other than sizes, with which the user chooses the shapes of a preset.
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
@@ -299,7 +299,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     )
     #: The reference that verification compares outputs with, as the report of ``mamf verify`` names it.
     reference: ClassVar[str] = "the kernel's own check"
-    #: Whether a launch returns or writes tensors, so that another process can check them.
+    #: Whether a launch returns or writes tensors, which another process can check.
     returns_tensors: ClassVar[bool] = False
     #: The names of the kernels that approximate. They are listed here because reading a log must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
@@ -324,8 +324,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [replace(shape, **chosen) for shape in default_shapes for chosen in yield_combinations(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a preset, replaced by the values in ``given`` and by other values that follow from the
-        values in ``given``.
+        """Return the fields of a preset, updated with the values that the user gave (``given``). An operation may
+        override this method to adapt other fields of the preset to the given values.
         """
         return {**preset, **given}
 
@@ -354,7 +354,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def may_be_ceiling(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT) -> bool:
-        """Return whether the rate at this shape may count as the device's highest: not if the arrays fit in a cache."""
+        """Return whether a measurement of this shape may become a ceiling, the highest confirmed rate of the device."""
         return True
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
@@ -365,7 +365,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {}
 
     def list_identifying_fields(self, problem: ProblemT) -> Sequence[str]:
-        """Return the fields that identify a problem, without its dtype, normal data and the default seed 0."""
+        """Return texts for the fields that identify a problem, except the dtype and common values of data and seed."""
         omitted = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         record = self.make_problem_record(problem)
         return [f"{name} {value}" for name, value in record.items() if name not in omitted or omitted[name] != value]
@@ -460,8 +460,8 @@ def make_operation_plan(
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
-# Draw random sizes up to 4 times the size that they would have if all were equal. Make each size a multiple of one of
-# _SIZE_MULTIPLES, so that some sizes are aligned. Give up after 1000 attempts.
+# Draw each random size between 1 and 4 times the value that all sizes would have if they were equal. Make each size a
+# multiple of one of _SIZE_MULTIPLES, so that some sizes are aligned. Give up after 1000 attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 

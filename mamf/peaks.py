@@ -321,7 +321,8 @@ class ContributedRate(Rate):
     - ``compute_units``, ``power_limit_watts``: properties of the device; None if the vendor's libraries did not report
       them.
     - ``shapes``: the fastest shapes that ``mamf find`` runs found on devices of this model, fastest first.
-    - ``kernel``: the fastest kernel in the fastest of these runs that compared several kernels; empty if none did.
+    - ``kernel``: the winner of the fastest ``mamf find`` run that compared several kernels; empty if no run compared
+      kernels.
     - ``card_count``: the number of cards measured.
     - ``lowest_rate``: the ceiling of the slowest of these cards, in TFLOPS.
     - ``software``: the versions of torch, the vendor's libraries and the driver.

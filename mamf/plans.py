@@ -24,7 +24,8 @@ from mamf.statistics import FigureUncertainty, Interval
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
 #: Seconds of warm-up in the regime classic, as in mamf-finder, the predecessor of mamf.
 CLASSIC_WARMUP_SECONDS = 30.0
-#: Regimes that check results instead of measuring: with a rest before each launch, or back to back at the power limit.
+#: Regimes that check results instead of measuring rates. SPACED rests before each launch. LOADED launches back to back,
+#: so that the device runs at its power limit.
 SPACED, LOADED = CHECKING_REGIMES = ("spaced", "loaded")
 REGIME_NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING_REGIMES)
 #: The statistic of a row's samples by which rows are ranked, by regime.
@@ -59,18 +60,20 @@ REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 ALGORITHM_PHASE = "algorithm"
 #: The name of the operation that measures compute ceilings.
 MATMUL = "matmul"
-#: Choices of the rows for which mamf measures the true clock of the compute units: the best rows, all rows, or none.
+#: The rows for which mamf measures the true clock of the compute units: the best rows, all rows, or no rows.
 BEST_CLOCK, ALL_CLOCKS, NO_CLOCK = CLOCK_CHOICES = ("best", "all", "none")
 #: The orders in which a sweep can measure its shapes.
 SHUFFLED_ORDER, GIVEN_ORDER = ORDER_CHOICES = ("shuffled", "given")
-#: Without --budget: the seconds of a search for the ceilings (highest rates) of one dtype, and of ``mamf reproduce``.
+#: The default of --budget, in seconds, for ``mamf reproduce`` and for a search for the ceilings (highest rates) of one
+#: dtype.
 DEFAULT_BUDGET_SECONDS = 57.0
-#: With --quick: the seconds of a search for the ceilings of one dtype.
+#: How many seconds a search for the ceilings of one dtype takes with --quick.
 QUICK_BUDGET_SECONDS = 13.2
 #: The seconds for which ``mamf node`` measures each device separately. The search for the ceiling gets half of this
 #: time. It needs a little more time than a search on a single device, because all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
-#: Without --budget: the seconds of ``mamf verify``. With the time to open the device, the command takes a minute.
+#: The default of --budget, in seconds, for ``mamf verify``. Including the time to open the device, the command takes a
+#: minute.
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
 COMMON_REGIMES = (BURST, SUSTAINED)
@@ -186,9 +189,9 @@ class ReproduceOptions:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """The options of ``mamf verify``, which verifies results on random problems. ``number``: the number, from 1, of the
-    only problem to verify; 0 to verify all problems in order. ``operations``: the operations of the kernels. The shape
-    of the plan limits the FLOP of a problem, and the problems of the plan give dtypes and seed.
+    """The options of ``mamf verify``, which verifies results on random problems. ``number``: verify only the problem
+    with this number, counted from 1; 0 means to verify all problems in order. ``operations``: the operations of the
+    kernels. The shape of the plan limits the FLOP of a problem, and the problems of the plan give dtypes and seed.
     """
 
     number: int = 0
@@ -208,7 +211,7 @@ class Plan:
     - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
     - ``clock``: the rows whose true clock is measured, one of CLOCK_CHOICES.
     - ``layers``: the label of each shape of a preset.
-    - ``searches``: the searches for ceilings that come first, as plans of the kind FIND.
+    - ``searches``: the searches for ceilings with which the run begins, as plans of the kind FIND.
     - ``options``: the options that only this kind of run has: SweepOptions, SearchOptions, GuardOptions,
       ReproduceOptions or VerifyOptions.
     """

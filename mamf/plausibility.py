@@ -3,7 +3,7 @@ measured the row. Both the engine, for each new row, and ``mamf results check`` 
 
 A rate is the product of the share of the compute units' cycles that a kernel uses and the clock of these units:
 ``rate = cycles used x compute units x FLOP per cycle x clock``. The share of cycles depends on the kernel only: it is
-equal in all regimes and for any data. The clock depends on the energy that the kernel and its data take.
+equal in all regimes and for any data. The clock depends on how much power the kernel draws with this data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_peak
 from mamf.plans import BURST, CLASSIC
 
-#: If a larger share of a row's samples is faster than the device can be, mamf discards the row's other samples too.
+#: If more than this share of a row's samples is faster than the device can be, mamf discards all samples of the row.
 MAX_IMPOSSIBLE_SAMPLE_SHARE = 0.1
 # On a device without a known peak, samples that are this many times shorter than the median are suspect. A timer that
 # misses a launch reports such a short time.
@@ -87,8 +87,9 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
 
 
 def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
-    """Explain why the timer of an accelerator without a known peak may have missed launches; return None if it did not.
-    ``possible``: the row's possible samples, in seconds. Some are suspect if they are far shorter than the median.
+    """Explain why the timer of an accelerator without a known peak may have missed launches; return None if it probably
+    did not. ``possible``: the row's possible samples, in seconds. A sample is suspect if it is far shorter than the
+    median.
 
     mamf does not drop suspect samples, because it cannot know which samples are correct. A row that is ranked by its
     median or mean may have 10 % suspect samples. A row that is ranked by its fastest sample may have none. On a CPU,

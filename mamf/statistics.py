@@ -26,8 +26,8 @@ _MAX_BATCHES = 5
 # The maximum logarithm of a ratio. mamf limits the logarithm because math.exp(710) overflows, and a log of unknown
 # origin may contain an interval of any width.
 _MAX_LOG_RATIO = 700.0
-# The half-width of the 95 % interval of the difference between the figures of two runs, in standard deviations of one
-# run's figure: 2.77.
+# With a probability of 95 %, the figures of two runs differ by at most this many standard deviations of one run's
+# figure (2.77).
 _REPEAT_HALF_WIDTH = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _MAX_CELSIUS = 200
 # A run counts as cold if its device is this much colder than usual. In results/, 5 % of the burst runs and 2 % of
@@ -174,8 +174,8 @@ def compute_interval(samples: Sequence[float], statistic: str) -> Interval:
 
 
 def compute_median_interval(samples: Sequence[float], confidence: float = CONFIDENCE) -> Interval:
-    """Return the narrowest interval between two samples, of equal rank from either end, that contains the true median
-    with a probability of at least ``confidence``. With too few samples the interval is their whole range.
+    """Return the narrowest interval that contains the true median with a probability of at least ``confidence``. It
+    reaches from the k-th smallest to the k-th largest sample. With too few samples it is their whole range.
     """
     sorted_samples = sorted(samples)
     rank, coverage = _find_median_rank(len(sorted_samples), confidence)
@@ -184,14 +184,14 @@ def compute_median_interval(samples: Sequence[float], confidence: float = CONFID
 
 @functools.lru_cache(1024)  # mamf calls this after each group of launches, and for each row of a log.
 def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
-    """Return the rank, counted from either end of ``count`` sorted samples, of the two samples that bound the interval
-    of the median; and the probability that this interval contains the true median.
+    """Return the rank k, from 0, for which the interval of the median reaches from the k-th smallest to the k-th
+    largest of ``count`` samples. Also return the probability that this interval contains the true median.
     """
     if count > 10_000:  # Exact integers would take quadratic time. The normal approximation is off by at most one rank.
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
         return rank, math.erf((count - 2 * rank - 1) / math.sqrt(2 * count))
-    # There are 2**count equally likely outcomes. The true median is below the sample of rank ``rank`` in ``below``
-    # outcomes. All counts are exact integers.
+    # There are 2**count equally likely outcomes: each sample is above or below the true median. In ``below`` of them,
+    # the true median is below the sample of rank ``rank``. All counts are exact integers.
     rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
         at_rank = at_rank * (count - rank) // (rank + 1)
@@ -262,8 +262,9 @@ def compute_repeat_interval(
 
     ``compute_run_error`` explains the first four parameters. This is a prediction interval (Hahn & Meeker, Statistical
     Intervals, 2017, section 4.8): the repeated run has as large an error as this run, so the variance counts twice. If
-    the card was cold (``celsius``), the interval is wider by the speed that a warm card loses. The interval does not
-    include errors that all runs share, such as the bias of the timer (see Measurement.accuracy).
+    the card was colder than usual (``celsius``), the interval is wider by the speed that the card loses when it warms
+    up. The interval does not include errors that all runs share, such as the bias of the timer (see
+    Measurement.accuracy).
     """
     error = compute_run_error(figures, run_figure, visit_errors, repeatability)
     half_width = _REPEAT_HALF_WIDTH * math.hypot(error.common, error.own) + repeatability.compute_cold_gain(celsius)
@@ -272,8 +273,8 @@ def compute_repeat_interval(
 
 
 def widen_interval(interval: Interval, figure: float, half_width: float) -> Interval:
-    """Return ``interval``, that of a positive ``figure``, widened by the uncertainty of a factor by which the figure
-    was multiplied. An interval that reaches 0 is returned unchanged.
+    """Widen the interval of a positive ``figure`` by the uncertainty of a factor that was multiplied into the figure.
+    Return an interval that reaches 0 unchanged.
 
     ``half_width``: the relative half-width of the factor's interval. The errors of figure and factor are independent,
     so their relative half-widths add in quadrature.

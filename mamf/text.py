@@ -28,7 +28,7 @@ _INLINE_MARKUP = re.compile(
     r"|!(?=\[)|\[(?=\^)|\](?=[(\[])"  # image, footnote or link
 )
 _HTML_ENTITY_START = re.compile(r"&(?=#?\w+;)")
-#: Matches what ``strip_markup`` removes from markdown: a link, an escaped character, or a sign of code or bold text.
+#: Matches what ``strip_markup`` removes from markdown: links, escapes, and the marks of code and bold text.
 _LINK_ESCAPE_OR_EMPHASIS = re.compile(r"\[([^\]]*)\]\([^)]*\)|\\(.)|`|\*\*")
 #: Matches the beginning of a line that starts a heading, quotation, list, rule or link definition in markdown.
 _MARKDOWN_BLOCK_START = re.compile(r"\A\s*(?:\d+(?=[.)](?:\s|\Z))|(?=[#>+=*\[:-]))")

@@ -133,7 +133,7 @@ class TorchBackend(Backend):
             raise UnavailableError(f"{self.name} has no device {index}: choose an index from 0 to {count - 1}")
         self.index = index
         self.device = self.open_device()
-        # Keep one buffer for each flush size. To slice a single buffer would take the host as long as to queue the
+        # Keep one buffer for each flush size. Slicing one shared buffer would take the host as long as queuing the
         # flush.
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()

@@ -173,7 +173,7 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
 
 
 def explain_missing_ceiling(rows: Sequence[Measurement]) -> str | None:
-    """Return the status and reason of the first row if all rows failed; None if a row succeeded, or without rows."""
+    """Return status and reason of the first row if all rows failed; None if a row succeeded or ``rows`` is empty."""
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
@@ -184,8 +184,8 @@ def confirm_ceiling(
     the winner.
 
     ``rows``: the rows of one problem and regime; rows of phases other than ``choose`` and ``confirm`` are ignored. Each
-    round measures every remaining candidate once. So the speed of the device may change between rounds without effect
-    on the ratio of two candidates within a round.
+    round measures every remaining candidate once, so a change in the speed of the device between rounds does not affect
+    the ratio of two candidates within a round.
     """
     rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
     choosing_rows = [row for row in rows if row.phase == CHOOSE_PHASE]
@@ -434,8 +434,8 @@ def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
 
 
 def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
-    """Raise IncomparableError if the interval of a ceiling is unknown, or if the ceiling was measured on another card
-    than that of ``backend``, because cards of one model differ by several percent.
+    """Raise IncomparableError if the interval of a ceiling is unknown, or if the card of ``backend`` is not the card on
+    which the ceiling was measured. Cards of one model differ by several percent.
     """
     if not ceiling.interval.is_known:
         raise IncomparableError(

@@ -23,8 +23,8 @@ COMPUTE_BOUND, BANDWIDTH_BOUND = "compute", "bandwidth"
 #: The memory levels from which a launch reads its arrays: the last-level cache if all arrays fit in the cache, or
 #: memory if the arrays are many times larger than the cache.
 CACHE_LEVEL, MEMORY_LEVEL = "cache", "memory"
-#: READ_PATTERN is the bandwidth pattern that only reads; its bandwidth limits work that only reads. Where one mapping
-#: contains all ceilings, the key of its ceiling has READ_BANDWIDTH_KEY in the place of a matmul's dtype.
+#: READ_PATTERN is the bandwidth pattern that only reads; its bandwidth limits work that only reads. In a mapping of
+#: ceilings by dtype and regime, the ceiling of this pattern has READ_BANDWIDTH_KEY instead of a dtype.
 READ_PATTERN, READ_BANDWIDTH_KEY = "read", "read bandwidth"
 MEMORY_LEVELS = (CACHE_LEVEL, MEMORY_LEVEL)
 #: If a row reaches at least this share of its roof, a better kernel can gain little.

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mamf.profiling.flops import count_matmul_flop
 
-#: The index of the first operand among the arguments of each matmul for which torch has no FLOP formula.
+#: Matmul operations for which torch has no FLOP formula, and the position of the first operand in their arguments.
 _FIRST_OPERAND_INDEX_BY_MATMUL = {"_int_mm": 0, "_grouped_mm": 0, "_scaled_grouped_mm": 0, "_addmm_activation": 1}
 
 
@@ -137,7 +137,7 @@ def _count_attention_forward_flop(
 def _count_attention_backward_flop(
     _: object, query: Sequence[int], key: Sequence[int], value: Sequence[int], *__: object, **___: object
 ) -> int:
-    """Return the FLOP of the backward pass of attention: to recompute the scores, and to compute the gradients of
+    """Return the FLOP of the backward pass of attention, which recomputes the scores and computes the gradients of
     scores, values, queries and keys.
     """
     return 2 * math.prod(query[:3]) * key[-2] * (3 * query[-1] + 2 * value[-1])

@@ -105,8 +105,8 @@ class MeteredCallback:
 
 
 class MeteredTraining:
-    """A metered training run. A formula gives the FLOP of a step; divided by ``model_parallel``, they are those of this
-    rank. If the model has no formula, torch counts the FLOP of a few steps.
+    """A metered training run. The FLOP of a step come from a formula, and are divided by ``model_parallel`` to get the
+    FLOP of this rank. If the model has no formula, torch counts the FLOP of a few steps.
 
     ``options``: the arguments of Meter. ``user_counts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
     """
@@ -178,8 +178,8 @@ class MeteredTraining:
             self._counter.start_counting()
 
     def _must_count_flop(self) -> bool:
-        """Return whether torch must count the FLOP of this step, because its mean sequence length is not between two
-        counted lengths. Between two counted lengths, interpolate: FLOP per token are linear in the length.
+        """Return whether torch must count the FLOP of this step. FLOP per token are linear in the sequence length, so
+        mamf interpolates them if the step's mean length is between two lengths that torch has counted.
         """
         lengths, (_, length) = self._counted_flop_per_token, _compute_element_count_and_length(self._batches)
         if not lengths or len(lengths) >= _MAX_COUNTED_STEPS:
@@ -386,8 +386,8 @@ def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[fl
 def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> BatchSizes:
     """Count the tokens, samples and sequences of a batch.
 
-    ``tokens``, ``samples``: counts to use instead, or functions that compute the counts from the batch. Raises
-    UsageError if ``tokens`` is neither a count nor (sequences, length).
+    ``tokens``, ``samples``: counts from the user, which replace those read from the batch, or functions that compute
+    the counts. Raises UsageError if ``tokens`` is neither a count nor (sequences, length).
     """
     token_count, sample_count = (each(batch) if callable(each) else each for each in (tokens, samples))
     token_count = getattr(token_count, "shape", token_count)

@@ -233,7 +233,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             self._event_queue.put(ChildEvent(rank, {WARNING_KEY: line}))
 
     def stop_all(self) -> None:
-        """Send SIGTERM to all children, so that they close their logs and end. After 15 s, kill those that still run."""
+        """Send SIGTERM to all children, so that they close their logs and end. After 15 s, kill all that still run."""
         for process in self.processes.values():
             process.terminate()
         deadline = time.monotonic() + _MAX_CLOSING_SECONDS

@@ -22,7 +22,7 @@ from mamf.errors import CRASH_SIGNAL_NAMES
 #: Keys in the JSON messages of a child process. Their values are its current activity (phase), the reason why its
 #: device failed, and the bus address of its device.
 PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
-#: Key of the text in messages that this module creates from the lines that child processes print to stderr.
+#: Key in messages that this module creates. Its value is a line that a child process printed to stderr.
 WARNING_KEY = "warning"
 #: Two phases (activities) of a child process. In the first, it waits until all other children wait too. In the second,
 #: all children measure at the same time.

@@ -28,10 +28,10 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 # Time in seconds for which each bandwidth pattern and each direction of copies is measured.
 _SECONDS_PER_ROW = 0.3
 # Shares of the time budget. The search for the fastest matmul gets the first share. Each later measurement of a single
-# device may use all the time that is left, and at least the second share.
+# device may use all the time that is left, but gets at least the second share.
 _FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
-# Maximum size of the arrays for bandwidth, and size of the copies, both in MiB. They are smaller for a CPU, so that a
-# run on a CPU takes about as long as on an accelerator.
+# Maximum size of the arrays in bandwidth measurements, and size of each copy, in MiB. Both are smaller for a CPU, so
+# that a run on a CPU takes about as long as on an accelerator.
 _ACCELERATOR_SIZES_MIB, _HOST_SIZES_MIB = (1024, 256), (64, 16)
 #: The problems to measure in these parts of a run. Each problem is given by its fields.
 _PROBLEM_FIELDS_BY_PART = {

@@ -261,8 +261,8 @@ class Shortfall(NamedTuple):
 
 
 def compute_shortfall_shares(device: NodeDevice, others: Sequence[NodeDevice]) -> dict[str, float]:
-    """Return how far each figure of a device is below the median of the other devices, as a share of the median, by
-    figure. A negative share means that the device is faster. Noisy figures are left out.
+    """Return the shortfall of each figure: how far it is below the median of the other devices, as a share of the
+    median. A negative share means that the device is faster. Noisy figures are left out.
     """
     shares = {}
     for figure in FIGURE_UNITS:
@@ -334,7 +334,7 @@ def _make_shortfall_finding(
 ) -> NodeFinding:
     """Make the finding for a device that is too slow.
 
-    - ``reference_name``: the name of what the device is compared with, such as the baseline.
+    - ``reference_name``: what the device is compared with, as a phrase for the finding, such as the baseline's name.
     - ``spread``: the relative standard deviation of the figure among the healthy devices, or None if there are fewer
       than two.
     """

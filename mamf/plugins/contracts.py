@@ -206,13 +206,12 @@ class convert_plugin_errors(AbstractContextManager[object]):
     """A context manager that converts errors of a plugin, even SystemExit, into a PluginError that names the plugin.
 
     - ``label``: the name of the plugin in messages.
-    - ``activity``: what the plugin does within the ``with`` block, such as the name of its method.
+    - ``activity``: what happens in the ``with`` block, such as the name of the method that is called, for messages.
     - ``unconverted_errors``: types of errors that are not converted, in addition to mamf's own errors.
     - ``user_mistake_errors``: types of errors that are converted into a UsageError, because they mean that the user's
       input is invalid.
 
-    This is a class because a generator with @contextmanager would take longer than most methods that are called within
-    the ``with`` block.
+    This is a class, because @contextmanager would add more time than most of the methods in the ``with`` block take.
     """
 
     def __init__(

@@ -70,7 +70,8 @@ class BackendStatus:
     - ``device_names``: the names of the backend's devices, by index.
     - ``unavailability``: why the backend cannot be used; None if it can be used.
     - ``is_accelerator``: whether the devices are accelerators, not CPUs.
-    - ``is_generic``: whether the backend supports devices of any vendor. ``--backend auto`` prefers other backends.
+    - ``is_generic``: whether the backend supports devices of any vendor. ``--backend auto`` prefers backends for one
+      vendor.
     - ``load_error``: the error that loading the backend raised; None if it can be loaded.
     """
 

@@ -212,7 +212,7 @@ def prepare_simulated_launches(
 
 
 def _find_cells_of_faulty_unit(physics: Physics, shape: object) -> WrongCells:
-    """Return the cells (square blocks) of a matmul's output that the faulty compute unit computes. There are none if no
+    """Return the cells (square blocks) of a matmul's output that the faulty compute unit computes, or no cells if no
     unit is faulty.
     """
     if not isinstance(shape, MatmulShape):

@@ -50,8 +50,8 @@ END:
 _MIN_BLOCK_NANOSECONDS = 1500
 #: Number of threads per block, and number of blocks that together occupy a whole SM.
 _THREADS_PER_BLOCK, _BLOCKS_PER_UNIT = 1024, 2
-#: Size of the ring buffer for stamps, in slots of one stamp, and half of this size. Before a stamp is written to the
-#: first slot of either half, mamf clears that half.
+#: Number of slots in the ring buffer (one stamp per slot), and in half of it. Before a stamp is written to the first
+#: slot of either half, mamf clears that half.
 _SLOT_COUNT, _HALF_SLOT_COUNT = 256, 128
 
 

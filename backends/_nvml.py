@@ -13,8 +13,8 @@ from mamf_backends._card_sharing import check_card_sharing, find_mig_slice
 
 from mamf.backend import Advice, Reading, Unavailable
 
-# The clock-event reasons of NVML that mamf reports as throttling: name by bit. Other reasons, such as an idle GPU or a
-# clock that the user has set, are not throttling.
+# The clock-event reasons of NVML that mamf reports as throttling, by bit. Other reasons, such as an idle GPU or a clock
+# that the user has set, are not throttling.
 _THROTTLE_REASON_BY_BIT = {
     0x4: "power cap",
     0x8: "hardware slowdown",

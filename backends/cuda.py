@@ -207,7 +207,7 @@ class CudaBackend(MultiStreamBackend):
 
 @cache
 def _read_cublas_version() -> dict[str, str]:
-    """Return the version of the installed cuBLAS package as a dictionary, which is empty without this package.
+    """Return the version of the cuBLAS package as a dictionary, or an empty dictionary if it is not installed.
 
     Logs record this version, because one version of torch can run with several versions of cuBLAS.
     """

@@ -1,1 +1,1 @@
-"""Describe the machine for run logs without private texts such as user names, and run the checks of ``mamf doctor``."""
+"""Describe the machine for run logs without private data such as user names, and run the checks of ``mamf doctor``."""

@@ -17,15 +17,15 @@ from typing import Any
 
 from mamf.backend import Advice, Backend
 
-# Names of environment variables that affect torch on every device. Logs record their values, and the values of the
-# variables that a backend adds for its vendor.
+# Names of environment variables that affect torch on every device. Logs record their values. Each backend adds the
+# variables of its vendor.
 _TORCH_ENVIRONMENT_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY", "TORCH_BLAS_PREFER_CUBLASLT")
 
 
 def describe_environment(backend_variables: Iterable[str] = ()) -> dict[str, Any]:
     """Describe the Python, operating system, packages and environment variables of this process as JSON values.
 
-    ``backend_variables``: the names of environment variables to record in addition to those of torch.
+    ``backend_variables``: the names of the environment variables to record in addition to those that affect torch.
     """
     return {
         "python": platform.python_version(),
@@ -80,9 +80,9 @@ def quote_command_line() -> str:
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
-# The CPU load of the host, in percent, at which ``mamf doctor`` begins to warn that the host is busy.
+# ``mamf doctor`` warns that the host is busy if its CPU load, in percent, is at least this high.
 _MIN_BUSY_HOST_PERCENT = 50.0
-# The first word of the line that is printed for a check, by the verdict of the check.
+# The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
@@ -127,8 +127,9 @@ def format_advice(advice: Advice) -> str:
 def pause_garbage_collection() -> Iterator[None]:
     """Turn off Python's garbage collection for the duration of a ``with`` block.
 
-    During a measurement, a pause of the host could let the device run out of queued work. While a log with hundreds of
-    thousands of rows is read, garbage collection would take a sixth of the time and free nothing.
+    During a measurement, garbage collection could delay the host so long that the device runs out of queued work. When
+    mamf reads a log with hundreds of thousands of rows, garbage collection would take a sixth of the time and free
+    nothing.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -1,7 +1,7 @@
 """Remove secrets, accounts, hosts, addresses and paths from all texts that mamf writes, because logs are published.
 
-The code that writes logs and folders calls ``scrub_record`` for every record, so the code that makes records need not.
-To recognize the access tokens of another service, add their prefix to ``_TOKEN_PREFIXES``.
+The code that writes logs and folders calls ``scrub_record`` for every record, so code that makes records does not have
+to. To recognize the access tokens of another service, add their prefix to ``_TOKEN_PREFIXES``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MAX_TEXT_LENGTH = 10_000
 
 # -- secrets -----------------------------------------------------------------------------------------------------------
 
-# The prefixes by which access tokens of known services are recognized, as a regular expression. A text is a token only
-# if at least eight more characters follow.
+# A regular expression for the prefixes of access tokens of known services. A text counts as a token only if at least
+# eight more characters follow the prefix.
 _TOKEN_PREFIXES = (
     r"gh[opsur]_|github_pat_|gl(?:pat|dt|rt|cbt|ptt|ft|soat|oas|agent|imt|ffct)-|AT[AC]TT3x|ATBB|sgp_|lin_api_|figd_|PMAK-"
     r"|hf_(?=[A-Za-z0-9]{16})|api_org_|sk-(?!learn)|[srp]k_(?:live|test)_|whsec_|nvapi-|r8_|gsk_|xai-|pplx-|tgp_v1_|csk-|jina_|tvly-|pcsk_"
@@ -30,8 +30,8 @@ _TOKEN_PREFIXES = (
     r"|pul-(?=[0-9a-f])|rdme_|sq0[a-z]{3}-|NRAK-|dt0c01\.|CFPAT-|HRKU-|sbp_|sb_secret_|nfp_|ntn_(?=\d)|secret_|ops_eyJ"
     r"|a[ks]-(?=[A-Za-z0-9]{22})|key-(?=[0-9a-f]{32})|ssh-[a-z0-9]+ AAAA|\$(?:2[aby]|[56])\$"
 )
-# Endings of the names of options, variables and fields that have a secret value. A name in _COUNTABLE_NAME_ENDINGS,
-# such as "token", may also be the name of a count. If its value is a number, the value is kept.
+# If the name of an option, variable or field ends in one of these words, its value is secret. A word in
+# _COUNTABLE_NAME_ENDINGS, such as "token", can also name a count, so mamf keeps the value if it is a number.
 _COUNTABLE_NAME_ENDINGS = (
     r"token|(?:api|auth|access|secret|private|ssh|account|license|signing|encryption|master)key|[_-]key(?:[_-]?id)?"
 )
@@ -48,13 +48,13 @@ _PRIVATE_NAME_ENDINGS = (
 _OPTION_START = r"(?<![\w-])--?[\w.-]{0,60}?"
 # The value of an option or variable: a quoted text, or text up to the next blank or comma.
 _OPTION_VALUE = r"(?![-<])(?:'[^']*'|\"[^\"]*\"|[^\s,;&'\"<>]+)+"
-# A lookahead that fails before a number, because the number is a count and not a secret.
+# A lookahead that fails before a number, because a number is a count and not a secret.
 _NO_COUNT_LOOKAHEAD = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
 
 
 def _make_secret_pattern(prefix: str, separator: str) -> str:
-    """Make a regular expression for a prefix, the name of a secret, a separator and a value. It does not match a name
-    such as "token" with a number as its value, because this number may be a count of tokens.
+    """Make a regular expression for a prefix, the name of a secret, a separator and a value. It does not match if the
+    name is one such as "token" and the value is a number, because this number may be a count of tokens.
     """
     return (
         rf"({prefix}(?:(?:{_COUNTABLE_NAME_ENDINGS}){separator}{_NO_COUNT_LOOKAHEAD}|(?!{_COUNTABLE_NAME_ENDINGS})(?:{_SECRET_NAME_ENDINGS}){separator}))"
@@ -76,12 +76,12 @@ _PUBLIC_SITES = (
     r"|intel\.com|arxiv\.org|python\.org|pypi\.org|readthedocs\.io|wikipedia\.org|example\.(?:com|org))(?![\w.-]|:\d)"
 )
 _IPV4_NUMBER = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-# An IPv4 address that begins with less than 20 looks like a version number (cuBLAS 12.1.3.1). This pattern matches such
-# an address only in a private range, or if one of its numbers is too high for a version number. A rule below also
+# An IPv4 address whose first number is below 20 looks like a version number (cuBLAS 12.1.3.1). This pattern matches it
+# only if it is in a private range, or if another of its numbers is too high for a version number. A rule below also
 # matches it after a word such as "host".
 _IPV4_ADDRESS = rf"(?:10|127|[2-9]\d|1\d\d|2[0-4]\d|25[0-5]|1?\d(?=[\d.]*\.[12]\d\d))(?:\.{_IPV4_NUMBER}){{3}}"
-# IPv6 addresses in use begin with a group of four hexadecimal digits, unlike times, slices and C++ names, which contain
-# colons too.
+# Times, slices and C++ names contain colons too, so a short IPv6 address (with ``::``) must begin with four hexadecimal
+# digits, as those in use do.
 _IPV6_GROUP = r"[0-9a-f]{1,4}"
 _IPV6_GROUPS = rf"{_IPV6_GROUP}(?::{_IPV6_GROUP}){{0,6}}"
 _IPV6_ADDRESS = (
@@ -95,7 +95,7 @@ _CLUSTER_NODE_NAME = (
 
 
 def _compile_rules(*rules: tuple[str, str]) -> Sequence[tuple[re.Pattern[str], str]]:
-    """Compile rules, each a regular expression and its replacement, so that they ignore case."""
+    """Compile rules so that they ignore case. A rule is a regular expression and the text that replaces each match."""
     return [(re.compile(pattern, re.IGNORECASE), replacement) for pattern, replacement in rules]
 
 
@@ -150,10 +150,10 @@ _SECRET_OPTION_PATTERN = re.compile(rf"{_OPTION_START}(?:{_SECRET_NAME_ENDINGS}|
 _PATH_ROOT = r"(?:file://[\w.-]*|~(?:[A-Za-z_][\w.-]*)?|(?:\.[/\\])?\.\.|[A-Za-z]:)?(?:/|\\+)"
 # One folder or file name in a path. It may contain blanks that are escaped by a backslash.
 _PATH_PART = r"(?:\\ |[^\s/\\'\"`<>|:;,()\[\]{}])+"
-# A word in a folder name with blanks that are not escaped.
+# One word of a folder name that contains unescaped blanks.
 _FOLDER_WORD = r"(?:\\ |\.(?!\w)|[^\s/\\.'\"`<>|:;,()\[\]{}])+"
-# A lookahead for the next word in a folder name with blanks. It fails at an option, at a new path, and at a word such
-# as "and", with which the sentence around the path continues.
+# A lookahead for the next word of a folder name with blanks. It fails before an option, before a new path, and before a
+# word such as "and", because there the path ends and the sentence around it continues.
 _NO_NEW_PHRASE_LOOKAHEAD = r"(?![-~]|\.\.?[/\\]|(?:and|or|but|to|in|is|was|has|of|for|from|with|on|at|as|by|not)\b)"
 _PATH_PATTERN = re.compile(
     rf"(?<![\w/\\.~>+-]){_PATH_ROOT}"
@@ -200,8 +200,8 @@ def scrub_record(value: Any) -> Any:
     """Return a JSON value with all its strings scrubbed (private texts replaced by placeholders), including dictionary
     keys.
 
-    The whole text of a field is replaced if the name of the field is that of a secret or a host. An item of a list is
-    replaced if the item before it is an option with the name of a secret, as in a command line.
+    If the name of a field says that it contains a secret or a host, its whole text is replaced. If an item of a list is
+    an option for a secret, such as ``--token`` in a command line, the next item is replaced.
     """
     if isinstance(value, str):
         return scrub_text(value)
@@ -244,7 +244,7 @@ def _shorten_path(path: str) -> str:
 
 @functools.cache
 def _compile_private_name_rules() -> tuple[tuple[re.Pattern[str], str], ...]:
-    """Return regular expressions for the names of this host and of the user of this process, each with
+    """Return rules that replace the names of this host and of this process's user. A rule is a regular expression and
     its replacement.
     """
     host = socket.gethostname()

@@ -19,28 +19,29 @@ from typing import Any, NamedTuple
 
 from mamf.errors import CRASH_SIGNAL_NAMES
 
-#: Keys in the JSON messages of a child process: its current activity (phase), the reason why its device failed, and the
-#: bus address of its device.
+#: Keys in the JSON messages of a child process. Their values are its current activity (phase), the reason why its
+#: device failed, and the bus address of its device.
 PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
-#: Key in the message that this module makes from each line that a child process prints to stderr.
+#: Key in messages that this module creates. Its value is a line that a child process printed to stderr.
 WARNING_KEY = "warning"
-#: Phases of a child process: it waits until all other children wait too, or it measures at the same time as they do.
+#: Two phases (activities) of a child process. In the first, it waits until all other children wait too. In the second,
+#: all children measure at the same time.
 WAITING_PHASE, MEASURING_TOGETHER_PHASE = "waits for the others", "together"
-# Maximum time to wait for the next message before checking whether a child hangs.
+# Maximum time to wait for a message before this module checks whether a child hangs.
 _POLL_SECONDS = 0.5
-# Time that a child has after SIGTERM to close its log, before it is killed.
+# Maximum time between SIGTERM and SIGKILL, in which a child can close its log.
 _MAX_CLOSING_SECONDS = 15.0
 #: Exit codes of a child process that are not failures: 0 (success) and 130 (interrupted by Ctrl-C).
 SUCCESS_EXIT_CODES = (0, 130)
 
 
 class ChildEvent(NamedTuple):
-    """A message from a child process, or the fact that this child has ended.
+    """A message from a child process, or a notice that the process has ended.
 
     - ``rank``: the number of the child.
     - ``message``: the JSON object that the child sent, or None if the child has ended.
     - ``exit_code``: the exit code of a child that has ended, negative if a signal killed it.
-    - ``last_stderr_line``: the last line on stderr from a child that has ended.
+    - ``last_stderr_line``: the last line that the child printed to stderr before it ended.
     """
 
     rank: int
@@ -77,7 +78,7 @@ class ChildWatch:
         self._last_message_times = dict.fromkeys(self.ranks, self.read_clock())
 
     def record_event(self, event: ChildEvent) -> None:
-        """Record a message from a child, or the end of the child with its exit code."""
+        """Record a message from a child, or that the child has ended and its exit code."""
         rank = event.rank
         self._last_message_times[rank] = self.read_clock()
         if event.message is not None:
@@ -140,7 +141,7 @@ def watch_children_until_end(
     - ``watch``: the state of the children, which this function updates.
     - ``processes``: the process of each child, by rank.
     - ``wait_for_event``: returns the next event, or None if no event arrives within the given seconds.
-    - ``resume_children``: called whenever all running children wait for one another; it must let them continue.
+    - ``resume_children``: lets all running children continue. It is called whenever all of them wait for one another.
     - ``on_event``: called with each event, after ``watch`` has recorded it.
     """
     while watch.running_ranks:
@@ -149,7 +150,7 @@ def watch_children_until_end(
             on_event(event)
         for rank in watch.mark_hanging_as_failed():
             processes[rank].kill()
-            # Do not wait for the end of this process, because a process that is blocked in a driver survives the kill.
+            # Do not wait until this process ends, because a process that is blocked in a driver survives SIGKILL.
             watch.running_ranks.discard(rank)
         if watch.running_ranks and all(watch.phases.get(rank) == WAITING_PHASE for rank in watch.running_ranks):
             for rank in watch.running_ranks:
@@ -205,7 +206,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             self.processes[rank].stdin.flush()
 
     def wait_for_event(self, seconds: float) -> ChildEvent | None:
-        """Return the next message or end of any child, or None if nothing arrives within ``seconds``."""
+        """Return the next event of any child (a message or its end), or None if no event arrives within ``seconds``."""
         try:
             return self._event_queue.get(timeout=seconds)
         except queue.Empty:
@@ -225,14 +226,14 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
     def _forward_stderr(self, rank: int, process: Any, last_lines: list[str]) -> None:
         """Put each line of a child's stderr into the queue as an event. Runs in a thread.
 
-        ``last_lines``: a list that this method changes, so that its only item is the last line.
+        ``last_lines``: a list that this method updates to contain only the most recent line.
         """
         for line in filter(None, map(str.strip, process.stderr)):
             last_lines[:] = [line]
             self._event_queue.put(ChildEvent(rank, {WARNING_KEY: line}))
 
     def stop_all(self) -> None:
-        """Ask all children by SIGTERM to close their logs and end, then kill each child that still runs after 15 s."""
+        """Send SIGTERM to all children, so that they close their logs and end. After 15 s, kill all that still run."""
         for process in self.processes.values():
             process.terminate()
         deadline = time.monotonic() + _MAX_CLOSING_SECONDS

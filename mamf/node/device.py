@@ -25,15 +25,15 @@ from mamf.operations.matmul.operation import make_problem
 from mamf.plans import NODE_BUDGET_SECONDS, Plan
 from mamf.plugins.discovery import choose_kernels, make_operation
 
-# Time for which one bandwidth pattern or one direction of copies is measured.
+# Time in seconds for which each bandwidth pattern and each direction of copies is measured.
 _SECONDS_PER_ROW = 0.3
-# Shares of the time budget: the search for the fastest matmul gets the first share. Each later part of a single device
-# gets all time that is left, but at least the second share.
+# Shares of the time budget. The search for the fastest matmul gets the first share. Each later measurement of a single
+# device may use all the time that is left, but gets at least the second share.
 _FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
-# Sizes in MiB: the largest array whose bandwidth is measured, and each copy. The sizes for a CPU are smaller, so that a
-# run on a CPU takes about as long as on an accelerator.
+# Maximum size of the arrays in bandwidth measurements, and size of each copy, in MiB. Both are smaller for a CPU, so
+# that a run on a CPU takes about as long as on an accelerator.
 _ACCELERATOR_SIZES_MIB, _HOST_SIZES_MIB = (1024, 256), (64, 16)
-#: The problems that the parts bandwidth, copies and peers measure: the fields of each problem, by part.
+#: The problems to measure in these parts of a run. Each problem is given by its fields.
 _PROBLEM_FIELDS_BY_PART = {
     "bandwidth": [{"pattern": "copy"}, {"pattern": "read"}],
     "copies": [{"direction": "to_device"}, {"direction": "to_host"}],
@@ -75,9 +75,9 @@ class DeviceRun:
     def measure_copies_to_next_device(self) -> None:
         """Measure copies to the next device in the ring of all devices. Wait for the other devices before each turn.
 
-        Copies of two neighbors at the same time would slow each other down, so devices with an even index copy in turn
-        0, and those with an odd index in turn 1. If the number of devices is odd, the last device copies in turn 2,
-        because its neighbors copy in turns 0 and 1.
+        If two neighbors copied at the same time, their copies would slow each other down. So devices with an even index
+        copy in turn 0, and devices with an odd index in turn 1. If the number of devices is odd, the last device copies
+        in turn 2, because its neighbors copy in turns 0 and 1.
         """
         index, count = self.backend.index, self.backend.count_devices()
         turn_of_device = 2 if count % 2 and index == count - 1 else index % 2
@@ -106,7 +106,7 @@ class DeviceRun:
             self.on_progress(f"{part}: {error}")
 
     def _make_plan(self, part: str) -> tuple[Plan, Sequence[NamedKernel]]:
-        """Return the plan of what to measure in a part, and the kernels with their names."""
+        """Return the plan for a part of the run, and the kernels to measure with their names."""
         if part == "find":
             problem, seconds = make_problem(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
             plan, kernels = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)

@@ -14,7 +14,8 @@ import torch.distributed
 from mamf.backend import Backend
 from mamf.errors import UnavailableError, UsageError, get_first_message_line
 
-#: Environment variables of torchrun and of srun: rank, number of ranks, rank within its node, index of the node.
+#: The environment variables in which torchrun and srun store the rank, the number of ranks, the rank within its node,
+#: and the index of the node.
 _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK")
 _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_NODEID")
 
@@ -23,7 +24,7 @@ _SRUN_VARIABLES = ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLU
 class RankPlace:
     """The place of this process among all processes that a launcher started.
 
-    - ``rank``: the number of this process; ``rank_count`` processes have the numbers from 0.
+    - ``rank``: the number of this process, from 0. ``rank_count``: the number of processes.
     - ``local_rank``: the number of this process among those on the same node (machine).
     - ``node_index``: the number of this node.
     """

@@ -1,9 +1,9 @@
 """Read the folder that ``mamf node`` writes for a machine: a run log per device and part, and ``run.json``.
 
-``run.json`` has what the logs cannot have, such as why a process died. Reports of a run use only these files, so they
-can be printed again later. A part is one kind of measurement of a device: ``find`` (its ceilings, the fastest matmul
-rates), ``bandwidth``, ``copies`` to and from the host, ``peers`` (copies to the next device) and ``verify`` (checks of
-results).
+``run.json`` contains information that the logs cannot contain, such as why a process died. Reports of a run use only
+these files, so they can be printed again later. A part is one kind of measurement of a device: ``find`` (its ceilings,
+the fastest matmul rates), ``bandwidth``, ``copies`` to and from the host, ``peers`` (copies to the next device) and
+``verify`` (checks of results).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ SINGLE_DEVICE_PARTS = ("find", "bandwidth", "copies")
 MULTI_DEVICE_PARTS = ("peers",)
 #: The name of the optional part that verifies results. It follows the other parts of single devices.
 VERIFY_PART = "verify"
-#: The name of the file with what the parent process knows about the run.
+#: The name of the file in which the parent process stores its information about the run.
 RUN_FILE_NAME = "run.json"
-# The version of the format of run.json, which the file states.
+# The version of the format of run.json. The file contains this number.
 _RUN_FILE_SCHEMA_VERSION = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: The first words of the reasons for failures that are not the fault of the device.
+#: Prefixes of those failure reasons that are not the fault of the device.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
-# The first words of the reasons, in a log's summary, for which a run ends early without a fault of the device.
+# Prefixes of those reasons for an early end of a run, in a log's summary, that are not the fault of the device.
 _FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
@@ -46,8 +46,8 @@ class NodeRun:
     """The information about a run that the parent process of ``mamf node`` writes to run.json.
 
     - ``devices``: the indices of the devices on which the parent started a child process.
-    - ``did_parent_see_end``: whether the parent watched every device until its end. If not, the parent itself was
-      killed, so an incomplete log is not the fault of the device.
+    - ``did_parent_see_end``: whether the parent watched every device until its end. If not, the parent was killed, so
+      an incomplete log is not the fault of the device.
     - ``not_together_reason``: the reason why the devices did not measure at the same time; empty if they did.
     - ``failures``: the reasons why devices failed, by device index.
     """
@@ -114,7 +114,8 @@ def read_node_folders(folders: Sequence[Path]) -> tuple[str, list[NodeDevice]]:
 
 
 def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = None) -> tuple[NodeRun, list[NodeDevice]]:
-    """Read how ``mamf node`` ran on one machine, and its devices with their results, from a folder.
+    """Read a folder of ``mamf node``. Return the information about the run on this machine, and its devices with
+    results.
 
     - ``node``: the number of the machine, for labels.
     - ``known_run``: the run to use instead of the one in run.json.
@@ -133,8 +134,8 @@ def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = No
 
 
 def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
-    """Read the logs of a device into a dictionary by part, without parts that have no log. The value for an unreadable
-    log is the reason why it is unreadable, as a string.
+    """Read the logs of a device into a dictionary by part, without parts that have no log. For an unreadable log, the
+    value is a string that says why it is unreadable.
     """
     return {
         part: log
@@ -144,8 +145,8 @@ def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
 
 
 def _read_log(path: Path) -> RunLog | str | None:
-    """Read a run log. Returns the reason as a string if the log is unreadable, and None if the file is missing or its
-    first line is incomplete.
+    """Read a run log. If the log is unreadable, returns a string that says why. Returns None if the file is missing or
+    its first line is incomplete.
     """
     if path.exists() and not path.is_file():  # do not open a pipe: reading it could block forever
         return f"cannot read {path}: it is not a regular file"
@@ -164,7 +165,8 @@ def add_logs_to_device(
     """Return a copy of ``device`` with its measured figures, its failures and its missing results.
 
     - ``logs``: the logs of the device by part, from ``read_device_logs``.
-    - ``device_count``: the number of devices of the machine. A single device cannot copy to another device.
+    - ``device_count``: the number of devices of the machine. If the machine has only one device, mamf expects no copies
+      between devices.
     """
     reason = run.failures.get(device.index, "")
     is_faultless = reason.startswith((UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON))
@@ -189,7 +191,7 @@ def add_logs_to_device(
             missing_results += _yield_missing_results(part, log)
         elif not reason:
             missing_results.append(f"there is no log of {part}")
-    # The reason why the device failed also explains why other results are missing.
+    # The reason why the device failed also explains its missing results, so leave these out.
     if reason:
         failures, missing_results = (failures, missing_results[:1]) if is_faultless else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(missing_results))
@@ -268,8 +270,8 @@ def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
     """Yield the first fault of a device that a log shows, or nothing if it shows no fault.
 
     A fault is a wrong result of the default kernel (in verification, of any kernel), or a shape that no kernel could
-    run. In a search (``find``) and in verification some measurements fail on every device, so failed measurements are
-    a fault only if all failed.
+    run. In a search (``find``) and in verification, some measurements fail even on healthy devices, so failed
+    measurements count as a fault only if all of them failed.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
@@ -328,8 +330,8 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
 
 
 def make_contributed_baseline(devices: Iterable[NodeDevice]) -> Baseline:
-    """Make a baseline from the contributed ceilings in results/ that have the name, the build (compute units and power
-    limit) and the data type of any of these devices.
+    """Make a baseline from the contributed ceilings in results/ whose name, build (compute units and power limit) and
+    data type are those of one of these devices.
     """
     cards = []
     for name, (units, watts), dtype in {(device.name, device.build, device.dtype) for device in devices}:

@@ -74,8 +74,8 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_
 
 
 def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
-    """Return the columns of the table of devices: figures, sensor readings, and the place of each device if they are
-    ordered by speed (1: the fastest).
+    """Return the columns of the table of devices: figures, sensor readings, and the place of each device in the order
+    of speed (1: the fastest).
     """
     speed_figure = choose_speed_figure(devices)
     fastest_first = sorted(

@@ -44,7 +44,7 @@ class NodeDevice:
     - ``index``: the index of the device on its node (machine).
     - ``node``: the number of this node among the nodes that are judged together.
     - ``name``: the model of the device. ``uuid_hash``: a hash of its uuid, which identifies the card.
-    - ``address``: the bus address of the device. It is known only during a run, because logs do not have it.
+    - ``address``: the bus address of the device. It is known only during a run, because logs do not contain it.
     - ``dtype``: the data type of the device's matmul figures.
     - ``build``: the device's number of compute units and its power limit in watts.
     - ``figures``: its rates in 1e12 FLOP/s or bytes/s, by the names in FIGURE_UNITS.
@@ -88,12 +88,13 @@ def format_figure(figure: str, value: float) -> str:
     return f"{format_four_digits(value * factor)} {unit}"
 
 
-#: Name of the mean of the burst and sustained shortfalls (how far these figures are below their references). A slow
-#: card is slow in both figures, so the limit of the mean is lower than the limits of the two shortfalls.
+#: Name for the mean of two shortfalls, those of burst and sustained. A shortfall is how far a figure is below its
+#: reference. A slow card is slow in both figures, so the limit of the mean is lower than the limits of the two
+#: shortfalls.
 BURST_AND_SUSTAINED = "burst and sustained"
-#: Maximum share by which a figure of a device may be below the median of the other devices. The limits for copies to
-#: and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 % while all devices
-#: copy at the same time. A link with half of its lanes loses 50 %.
+#: A device counts as slow if one of its figures is below the median of the other devices by more than this share. The
+#: limits for copies to and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 %
+#: while all devices copy at the same time. A link with half of its lanes loses 50 %.
 SHORTFALL_LIMITS = {
     BURST_AND_SUSTAINED: 0.04,
     BURST: 0.05,
@@ -104,24 +105,25 @@ SHORTFALL_LIMITS = {
     TO_DEVICE: 0.4,
     TO_HOST: 0.4,
 }
-#: A shortfall (how far a figure is below its reference) of more than this multiple of its limit is CRITICAL.
+#: A shortfall (how far a figure is below its reference) is CRITICAL if it is more than this multiple of its limit.
 CRITICAL_LIMIT_MULTIPLE = 2.0
-#: Maximum relative standard deviation of a figure among the other devices at which a shortfall can be CRITICAL. If the
-#: other devices differ more, the shortfall may be normal.
+#: A shortfall is not CRITICAL if the relative standard deviation of the figure among the other devices is higher than
+#: this, because the shortfall may then be normal.
 MAX_SPREAD_FOR_CRITICAL = 0.015
 # Factors by which the limits are multiplied when a device is compared with a baseline. A card repeats its matmul rates
-# within 0.3 %, so the limits are halved for a comparison with an earlier run of the same card. Memory rates of one card
-# vary as much as those of different cards, so their limits stay. A baseline of other cards may consist of a single
-# card, or of the fastest of many cards, so the limits are wider for it.
+# within 0.3 %, so the limits are halved for a comparison with an earlier run of the same card. The memory rates of one
+# card vary as much as those of different cards, so their limits do not change. If the baseline contains only other
+# cards, these may be a single card or the fastest of many, so the limits are wider.
 _SAME_CARD_LIMIT_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
 _OTHER_CARD_LIMIT_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
 
-# Throttle reasons that are normal under load, and the minimum share of time at which any other reason is a finding.
+# Throttle reasons that are normal under load. Any other reason is a finding if it applies for at least this share of
+# the time.
 _EXPECTED_THROTTLE_REASONS = ("power cap",)
 _MIN_THROTTLED_SHARE = 0.1
-# Maximum half-width of the confidence interval, as a share of the figure, with which a figure is compared. A figure
-# with a wider interval is a finding instead. Healthy cards have less than 3 %. The maximum does not apply to copies to
-# and from the host, because the copies of several devices slow one another down.
+# A figure is compared only if the half-width of its confidence interval is at most this share of the figure. Otherwise
+# it is reported as too noisy. On healthy cards, the half-width is below 3 %. The limit does not apply to copies to and
+# from the host, because the copies of several devices slow one another down.
 _MAX_COMPARABLE_HALF_WIDTH = 0.1
 _HOST_COPY_FIGURES = (TO_DEVICE, TO_HOST)
 
@@ -138,10 +140,10 @@ class Baseline:
     cards: Sequence[NodeDevice]
 
     def select_cards(self, device: NodeDevice) -> tuple[list[NodeDevice], bool]:
-        """Return the cards of the baseline with which ``device`` is compared, and whether they are the same card as the
-        device.
+        """Return the cards of the baseline with which to compare ``device``, and whether they are earlier results of
+        the same card.
 
-        If the baseline does not contain the card of the device, return all cards with its model and data type.
+        If the baseline contains no results of this card, return all cards with the same model and data type.
         """
         cards = [
             card
@@ -154,7 +156,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """A problem that was found, as a line of text.
+    """A problem that was found with one or all devices.
 
     - ``level``: the severity of the problem, such as WARN or CRITICAL.
     - ``label``: the label of the device with the problem, or None if the problem concerns all devices.
@@ -246,11 +248,11 @@ def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
 
 
 class Shortfall(NamedTuple):
-    """A figure of a device that is below its reference value.
+    """How far a figure of a device is below its reference value.
 
     - ``figure``: the name of the figure.
     - ``share``: the difference as a share of the reference value.
-    - ``limit``: the maximum share that is not a finding.
+    - ``limit``: a share above this limit is a finding.
     """
 
     figure: str
@@ -259,8 +261,8 @@ class Shortfall(NamedTuple):
 
 
 def compute_shortfall_shares(device: NodeDevice, others: Sequence[NodeDevice]) -> dict[str, float]:
-    """Return how far each figure of a device is below the median of the other devices, as a share of the median, by
-    figure. A negative share means that the device is faster. Noisy figures are left out.
+    """Return the shortfall of each figure: how far it is below the median of the other devices, as a share of the
+    median. A negative share means that the device is faster. Noisy figures are left out.
     """
     shares = {}
     for figure in FIGURE_UNITS:
@@ -281,7 +283,7 @@ def find_worst_shortfall(
     device: NodeDevice, others: Sequence[NodeDevice], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
     """Return the shortfall of ``device`` that exceeds its limit by the largest factor, or None if no shortfall exceeds
-    its limit. ``factors``: numbers by which the limits are multiplied, by figure.
+    its limit. ``factors``: the factors by which to multiply the limits, by figure.
     """
     candidates = [
         Shortfall(figure, share, SHORTFALL_LIMITS[figure] * factors.get(figure, 1.0))
@@ -332,7 +334,7 @@ def _make_shortfall_finding(
 ) -> NodeFinding:
     """Make the finding for a device that is too slow.
 
-    - ``reference_name``: the name of what the device is compared with, such as the baseline.
+    - ``reference_name``: what the device is compared with, as a phrase for the finding, such as the baseline's name.
     - ``spread``: the relative standard deviation of the figure among the healthy devices, or None if there are fewer
       than two.
     """
@@ -358,8 +360,8 @@ def _make_shortfall_finding(
 
 
 def describe_slowest(devices: Sequence[NodeDevice]) -> str:
-    """Return a line with the name and rate of the slowest device, and the share of the mean speed that a synchronous
-    job on all devices loses by waiting for the slowest one.
+    """Return a line that names the slowest device and its rate, and says which share of the mean speed a synchronous
+    job on all devices loses because it waits for this device.
     """
     figure = choose_speed_figure(devices)
     measured = [device for device in devices if figure in device.figures]
@@ -382,8 +384,8 @@ def choose_speed_figure(devices: Iterable[NodeDevice]) -> str:
 
 
 def compute_lost_speed_share(devices: Sequence[NodeDevice]) -> float:
-    """Return the share of the mean speed of the devices that is lost if all devices wait for the slowest one, or 0 if
-    no device has a rate.
+    """Return which share of their mean speed the devices lose if all of them wait for the slowest one. Return 0 if no
+    device has a rate.
     """
     figure = choose_speed_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]

@@ -2,9 +2,9 @@
 error names the plugin.
 
 A contract is an abstract class: Backend, Kernel or Operation. Its type annotations define the types of attributes and
-return values; ``_REQUIREMENTS`` adds conditions that types cannot express. The methods in ``_UNCHECKED_METHODS`` are
-not checked: some run while a launch is timed, so a check would distort the time. If another unchecked method fails,
-such as ``take_buffer``, mamf records the error as the status of the measurement.
+return values; ``_REQUIREMENTS`` adds conditions that types cannot express. mamf does not check the methods in
+``_UNCHECKED_METHODS``. Some of them run while a launch is timed, so a check would distort the time. If one of the
+others fails, such as ``take_buffer``, mamf records the error as the status of the measurement.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Requirement = tuple[str, Callable[[Any], object]]
 
 # Name of the attribute that mamf sets on a plugin after it has wrapped the plugin's methods with checks.
 _CHECKED_FLAG_NAME = "_is_guarded_by_mamf"
-# Names of methods whose return values are not checked. The docstring of this file says why.
+# Names of methods whose return values are not checked, for the reasons in the docstring of this file.
 _UNCHECKED_METHODS = (
     "record_mark",
     "record_idle_mark",
@@ -61,7 +61,7 @@ _ALLOWED_ERRORS: Mapping[str, ErrorTypes] = {
     "read_shape_record": _MALFORMED_RECORD_ERRORS,
     "read_problem_record": _MALFORMED_RECORD_ERRORS,
 }
-# Types of errors that a method raises for invalid input of the user, by method. mamf raises a UsageError instead.
+# Types of errors that a method raises if the user's input is invalid, by method. mamf turns them into a UsageError.
 _USER_ERRORS_BY_METHOD: Mapping[str, ErrorTypes] = dict.fromkeys(
     ("make_problem", "parse_shape"), (TypeError, ValueError)
 )
@@ -69,7 +69,8 @@ _USER_ERRORS_BY_METHOD: Mapping[str, ErrorTypes] = dict.fromkeys(
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
 # If a plugin returns an object of one of these abstract classes, mamf also checks what the object's methods return.
 _TYPES_WITH_CONTRACT = (OperandPool, Telemetry)
-# The attribute of an operation or kernel that contains its actual type, by the type variable in the contract.
+# Contracts use type variables for the types of problems and shapes. For each type variable, this is the attribute of an
+# operation or kernel that contains the actual type.
 _ATTRIBUTE_BY_TYPE_VARIABLE = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
 
 # -- valid values ------------------------------------------------------------------------------------------------------
@@ -87,7 +88,7 @@ def _make_requirements(names: str, description: str, is_met: Callable[[Any], obj
     return dict.fromkeys(names.split(), (description, is_met))
 
 
-# Conditions that values of the right type must also meet, by the name of the attribute, field or method.
+# Conditions that a value must meet in addition to having the right type, by the name of the attribute, field or method.
 _REQUIREMENTS: Mapping[str, Requirement] = {
     **_make_requirements(
         "name timer operation kernel_group backend vendor", "a text that is not empty", lambda text: text.strip()
@@ -117,12 +118,12 @@ _REQUIREMENTS: Mapping[str, Requirement] = {
 }
 
 
-# Types whose values contain no other values, so that a check need only compare the type of a value.
+# Types whose values contain no other values, so a check only has to compare the type of the value.
 _SCALAR_TYPES = (str, int, bool)
 
 
 def describe_type_violation(value: object, annotation: Any) -> str:
-    """Return the text of a type annotation if a value does not have this type, else ""."""
+    """Return "" if a value has the annotated type, else the text of the annotation for an error message."""
     if type(value) is annotation and annotation in _SCALAR_TYPES:  # Most values need only this fast check.
         return ""
     origin, type_arguments = _split_annotation(annotation)
@@ -160,9 +161,10 @@ def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _describe_contract_violation(value: object, annotation: Any, name: str) -> str:
-    """Return a description of valid values if ``value`` has the wrong type or does not meet its requirement, else "".
+    """Return "" if ``value`` has the right type and meets its requirement, else a description of valid values.
 
-    ``annotation``: the type that the contract demands. ``name``: the attribute, field or method that gave the value.
+    ``annotation``: the type that the contract demands. ``name``: the attribute, field or method from which the value
+    comes.
     """
     valid_description = describe_type_violation(value, annotation)
     if valid_description or value is None or name not in _REQUIREMENTS:
@@ -191,7 +193,7 @@ def _get_return_annotations(contract: type) -> Mapping[str, Any]:
 
 
 def _resolve_type_variables(annotation: Any, plugin: object) -> Any:
-    """Return an annotation in which the types that a plugin uses replace type variables, such as ShapeT."""
+    """Replace type variables in an annotation, such as ShapeT, by the types that the plugin uses."""
     type_variables = (annotation,) if isinstance(annotation, TypeVar) else getattr(annotation, "__parameters__", ())
     types = tuple(getattr(plugin, _ATTRIBUTE_BY_TYPE_VARIABLE[each.__name__], Any) for each in type_variables)
     return types[0] if isinstance(annotation, TypeVar) else annotation[types] if types else annotation
@@ -204,12 +206,12 @@ class convert_plugin_errors(AbstractContextManager[object]):
     """A context manager that converts errors of a plugin, even SystemExit, into a PluginError that names the plugin.
 
     - ``label``: the name of the plugin in messages.
-    - ``activity``: what the plugin does within the ``with`` block, such as the name of its method.
-    - ``unconverted_errors``: errors that are not converted. Errors of mamf are never converted.
-    - ``user_mistake_errors``: errors that become a UsageError, because they mean that a user gave invalid input.
+    - ``activity``: what happens in the ``with`` block, such as the name of the method that is called, for messages.
+    - ``unconverted_errors``: types of errors that are not converted, in addition to mamf's own errors.
+    - ``user_mistake_errors``: types of errors that are converted into a UsageError, because they mean that the user's
+      input is invalid.
 
-    This is a class because a generator with @contextmanager would take longer than most methods that are called within
-    the ``with`` block.
+    This is a class, because @contextmanager would add more time than most of the methods in the ``with`` block take.
     """
 
     def __init__(
@@ -235,7 +237,8 @@ class convert_plugin_errors(AbstractContextManager[object]):
 
 
 def enforce_contract(plugin: PluginT, contract: type, label: str) -> PluginT:
-    """Check the attributes of a plugin, wrap its methods so that they check what they return, and return the plugin.
+    """Check the attributes of a plugin, wrap its methods so that their return values are checked, and return the
+    plugin.
 
     ``label``: the name of the plugin in messages. Raises PluginError for an invalid attribute.
     """
@@ -278,8 +281,8 @@ def wrap_method_with_checks(plugin: object, contract: type, name: str, label: st
 
 
 def _require_valid_value(value: object, annotation: Any, label: str, name: str, verb: str) -> None:
-    """Raise PluginError if a value from a plugin violates the contract. If the value is an operand pool or telemetry,
-    which have contracts too, wrap its methods so that they check what they return.
+    """Raise PluginError if a value from a plugin violates the contract. If the value is an operand pool or a telemetry
+    object, which have contracts too, also wrap its methods with checks.
 
     ``verb``: "is" for an attribute, "returned" for a method.
     """
@@ -292,14 +295,14 @@ def _require_valid_value(value: object, annotation: Any, label: str, name: str, 
 
 
 class CheckedClock:
-    """A wrapper of a backend's method ``now`` that checks that the time is finite and never goes back."""
+    """Wraps the method ``now`` of a backend to check that the time is finite and never decreases."""
 
     def __init__(self, now: Callable[[], float], label: str) -> None:
         self._now, self._label, self._last_seconds = now, label, -math.inf
         self._errors = convert_plugin_errors(label, "now")
 
     def __call__(self) -> float:
-        """Return the host's time in seconds. Raises PluginError if the time is not finite or goes back."""
+        """Return the host's time in seconds. Raises PluginError if the time is not finite, or earlier than before."""
         with self._errors:
             now = self._now()
         if not self._last_seconds <= now < math.inf:

@@ -1,5 +1,5 @@
-"""Find plugins (backends, operations and kernels, of mamf or of third parties) by entry point, load them on request and
-check that they keep their contracts.
+"""Find plugins by entry point, load them on request, and check that they keep their contracts. Plugins are backends,
+operations and kernels, both mamf's own and those of third parties.
 
 A third party adds a plugin by declaring an entry point in its Python package, in the group ``mamf.backends``,
 ``mamf.operations``, ``mamf.kernels`` or the kernel group of another operation. Users can write ``package.module:Class``
@@ -51,11 +51,11 @@ BACKEND_GROUP = "mamf.backends"
 OPERATION_GROUP = "mamf.operations"
 MATMUL_KERNEL_GROUP = "mamf.kernels"
 ATTENTION_KERNEL_GROUP = "mamf.attention_kernels"
-# Pattern of the name of a kernel with an argument in brackets, such as ``torch[sdpa-flash]``.
+# Matches the name of a kernel that is followed by an argument in brackets, such as ``torch[sdpa-flash]``.
 _NAME_WITH_ARGUMENT_PATTERN = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
-# Pattern of the name of a kernel with the number of one of its algorithms, such as ``cublaslt[3]``.
+# Matches the name of a kernel that is followed by the number of one of its algorithms, such as ``cublaslt[3]``.
 _NAME_WITH_ALGORITHM_PATTERN = re.compile(r"(.+)\[(\d{1,9})\]")
-# Pattern of the path of a class: ``package.module:Class``.
+# Matches the path of a class: ``package.module:Class``.
 _CLASS_PATH_PATTERN = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _INSTALL_ADVICE = "run 'pip install -e .' in mamf's checkout"
 ContractT = TypeVar("ContractT")
@@ -70,7 +70,8 @@ class BackendStatus:
     - ``device_names``: the names of the backend's devices, by index.
     - ``unavailability``: why the backend cannot be used; None if it can be used.
     - ``is_accelerator``: whether the devices are accelerators, not CPUs.
-    - ``is_generic``: whether the backend supports devices of any vendor. ``--backend auto`` prefers other backends.
+    - ``is_generic``: whether the backend supports devices of any vendor. ``--backend auto`` prefers backends for one
+      vendor.
     - ``load_error``: the error that loading the backend raised; None if it can be loaded.
     """
 
@@ -120,13 +121,13 @@ def is_loaded_by_path(kernel: AnyKernel) -> bool:
 
 
 def is_class_path(name: str) -> bool:
-    """Return whether a plugin's name is the path of a class (``package.module:Class``), not of an entry point."""
+    """Return whether the name of a plugin is a class path (``package.module:Class``), not an entry point's name."""
     return ":" in name
 
 
 @contextmanager
 def _refuse_exit_of_imported_code() -> Iterator[None]:
-    """Within the ``with`` block, raise SystemExit if imported code calls os._exit, which would end mamf at once."""
+    """Raise SystemExit if code that is imported in the ``with`` block calls os._exit, which would end mamf at once."""
     mamf_process_id, original_exit = os.getpid(), os._exit
 
     def refuse_exit(code: int) -> None:
@@ -202,7 +203,7 @@ def make_operation(name: str) -> Operation[Any, Any]:
     label = f"operation {name}"
     with convert_plugin_errors(label, "creating it"):
         operation: Operation[Any, Any] = plugin_class()
-    if operation.name != name:  # Readers of logs find the entry point by operation.name.
+    if operation.name != name:  # Code that reads logs finds the entry point by operation.name.
         raise PluginError(
             f"{label} is broken: its class has the name {operation.name!r}, but its entry point has the name {name!r}: "
             "use one name"
@@ -213,7 +214,7 @@ def make_operation(name: str) -> Operation[Any, Any]:
 
 
 def list_builtin_names(group: str) -> set[str]:
-    """Return the names of mamf's own plugins in an entry point group. Import no plugin."""
+    """Return the names of mamf's own plugins in an entry point group without importing the plugins."""
     return {point.name for point in find_entry_points(group) if point.module.partition(".")[0] == "mamf"}
 
 
@@ -221,8 +222,8 @@ def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
     """Make a kernel of an operation by its registered name or by ``package.module:Class``.
 
     Brackets after the name contain an argument of the kernel (``torch[sdpa-flash]``) or the number of one of its
-    algorithms (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the kernel takes nothing in
-    brackets, and PluginError if the kernel is broken.
+    algorithms (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the name has brackets, but
+    the kernel has neither arguments nor algorithms, and PluginError if the kernel is broken.
     """
     group = operation.kernel_group
     plugin_kind = "kernel" if group == MATMUL_KERNEL_GROUP else f"{operation.name} kernel"
@@ -296,8 +297,8 @@ def find_usable_backend() -> str:
 def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     """Open a device and return its backend.
 
-    - ``name``: the name of a backend. ``auto`` opens the first available accelerator, or else the CPU, and warns about
-      broken backends.
+    - ``name``: the name of a backend. ``auto`` opens the first available accelerator, or the CPU if there is none, and
+      warns about broken backends.
     - ``index``: the index of the device, or None for the device that this process already uses.
 
     Raises UnavailableError if no backend or device is available, UnknownNameError for an unknown name, and PluginError
@@ -328,8 +329,8 @@ def _open_device(name: str, index: int | None) -> Backend:
     plugin_class, label = load_backend_class(name), f"backend {name}"
     with convert_plugin_errors(label, "opening it"):
         if index is None:
-            # An unavailable backend may be unable to find its current device. Use device 0 instead: opening it below
-            # raises an error that says why the backend is unavailable.
+            # An unavailable backend may be unable to find its current device. Use index 0 in this case, because opening
+            # this device below raises an error that says why the backend is unavailable.
             index = (
                 0
                 if plugin_class.explain_unavailability()
@@ -343,7 +344,9 @@ def _open_device(name: str, index: int | None) -> Backend:
 
 @contextmanager
 def warn_if_plugin_broken() -> Iterator[None]:
-    """Turn a PluginError in the ``with`` block into a warning. Use this for plugins that users did not name."""
+    """Turn a PluginError in the ``with`` block into a warning. Use this for plugins that the user did not ask for by
+    name.
+    """
     try:
         yield
     except PluginError as error:
@@ -356,11 +359,12 @@ AnyOperation = Operation[Any, Any]
 def choose_kernels(
     operation: AnyOperation, backend: Backend, names: Sequence[str] | None = None
 ) -> list[tuple[str, AnyKernel]]:
-    """Return pairs of a name and a kernel for all ``names``. If ``names`` is None, return all kernels of the operation
-    that are available on the backend, and warn about broken kernels.
+    """Return the kernels called ``names`` as pairs of name and kernel. If ``names`` is None, return all kernels of the
+    operation that are available on the backend, and warn about broken kernels.
 
-    If ``names`` contains two names of the same kernel, the kernel is returned once, with the first name. Raises
-    PluginError if a named kernel is broken, and UnavailableError if a named kernel or all kernels are unavailable.
+    If two of the names refer to the same kernel, the result contains the kernel once, with the first of these names.
+    Raises PluginError if a named kernel is broken, and UnavailableError if a named kernel or all kernels are
+    unavailable.
     """
     if names is None:
         return _list_available_kernels(operation, backend)

@@ -24,7 +24,7 @@ from mamf.testing.simulated_kernels import (
     SimulatedModel,
 )
 
-# Names of the pytest suites. They are imported on first use, because the simulated device must not need pytest.
+# Names of the pytest suites. They are imported on first use, because the simulated device must work without pytest.
 _PYTEST_SUITE_NAMES = (
     "AnyKernelContract",
     "AttentionKernelContract",

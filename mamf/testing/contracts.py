@@ -1,4 +1,4 @@
-"""Pytest suites for authors of plugins, which test whether backends, kernels and operations keep their contracts.
+"""Pytest suites with which authors of plugins test whether their backends, kernels and operations keep the contracts.
 
 To use a suite, derive a class from it and define the fixtures that its docstring names. The class inherits all tests.
 """
@@ -186,8 +186,8 @@ class AnyKernelContract:
     def test_computes_correct_results_and_keeps_operands_unchanged(
         self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any
     ) -> None:
-        """Fail if the kernel changes its operands, uses only one of several operand sets, or computes nothing in
-        launches after the first.
+        """Fail if the kernel changes its operands, uses only one of several operand sets, or computes nothing after its
+        first launch.
         """
         pool = backend.make_operand_pool(problem.data, problem.seed)
         with kernel.apply_settings(backend, problem):

@@ -1,8 +1,9 @@
 """Simulate an accelerator in virtual time for tests, fast and reproducibly, with the noise and faults of real devices.
 
-The host and the device each have a clock that advances only when a method of SimulatedBackend is called. So a minute of
-measuring takes milliseconds and always has the same result. The default ``Physics`` describe an NVIDIA H100, which
-reaches 842 TFLOPS in bf16 for 16896x2048x20224 at its maximum clock, and 719 TFLOPS at its power limit.
+The host and the device each have a clock that advances only when a method of SimulatedBackend is called. So
+measurements of one simulated minute take milliseconds and always have the same results. The default ``Physics``
+describes an NVIDIA H100, which reaches 842 TFLOPS in bf16 for 16896x2048x20224 at its maximum clock, and 719 TFLOPS at
+its power limit.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 from mamf.operations.matmul.shapes import MatmulShape
 
-# Minimum seconds between two entries in the history of used energy.
+# Minimum time in seconds between two entries in the energy history.
 _MIN_ENERGY_STEP_SECONDS = 1e-3
-# Seconds that the device takes to record a stamp of its clock.
+# Time in seconds that the device needs to record a stamp (its time and cycle counter).
 _STAMP_SECONDS = 2e-6
 
 
 class TimeVariation(NamedTuple):
-    """Standard deviations of the time of a launch, as shares of that time.
+    """Relative standard deviations of launch times.
 
-    - ``visit_deviation``: between visits. In a visit, mamf measures one shape for a few seconds without a break.
+    - ``visit_deviation``: between visits. A visit is one uninterrupted measurement of a shape for a few seconds.
     - ``run_deviation``: between runs of mamf.
     """
 
@@ -61,24 +62,24 @@ class Physics:
     - ``idle_watts``, ``memory_transfer_watts``, ``boost_watts``: power while idle, while memory is read or written, and
       while a matmul runs at the maximum clock.
     - ``power_averaging_seconds``: time constant of the mean power. The clock drops when this mean reaches the limit.
-    - ``hot_clock_loss_share``: share of its clock that a hot device loses.
+    - ``hot_clock_loss_share``: share by which the clock of a hot device is lower.
     - ``heating_seconds``: time constant of warming up and cooling down.
-    - ``throttled_time_share``: share of the time in which the device runs at half its clock for a thermal reason.
+    - ``throttled_time_share``: share of the time during which the device runs at half its clock because of heat.
     - ``clock_alternation_share``: at its power limit, the device alternates between two clocks. This is their relative
       difference; 0 if the clock does not alternate. ``clock_alternation_seconds``: the time between two changes.
     - ``true_clock_share``: the clock while a kernel computes, as a share of the clock that sensors read. None if the
-      device cannot stamp its clock.
+      device cannot record clock stamps.
     - ``energy_update_seconds``: time between two updates of the energy counter; 0 if it updates continuously.
 
     Launches and memory:
 
     - ``host_launch_seconds``: time that the host needs for one launch.
-    - ``queue_capacity``: how many launches the host can queue before it must wait for the device.
+    - ``queue_capacity``: the number of launches that the host can queue before it must wait for the device.
     - ``nonzero_data_slowdown``: share by which a matmul takes longer if its operands are not zeros.
     - ``memory_bandwidth``, ``memory_bytes``, ``cache_bytes``: bandwidth and size of the memory, and size of the cache.
     - ``cached_saving_share``: share by which a launch is shorter if its operands are still in the cache.
-    - ``cache_bandwidth``: bandwidth of arrays that are still in the cache because the launch before used them; None if
-      it equals ``memory_bandwidth``.
+    - ``cache_bandwidth``: bandwidth of arrays that are still in the cache because the previous launch used them; None
+      if it equals ``memory_bandwidth``.
     - ``link_bandwidth``: bandwidth between devices.
     - ``rested_saving_share``: share by which launches are shorter for ``rested_saving_seconds`` after the device was
       idle for ``rested_after_seconds``.
@@ -92,10 +93,10 @@ class Physics:
       maximum clock and at the power limit; None if they do not vary.
     - ``timer_overhead_seconds``: seconds that two marks (device events) add to the measured time of the launch between
       them.
-    - ``intervals_per_glitch``: one of this many time intervals is wrongly measured as one nanosecond; 0 for none.
+    - ``intervals_per_glitch``: one in this many time intervals is wrongly measured as one nanosecond; 0 if none is.
     - ``bit_flip_probability``: probability that a launch flips a bit of its output.
-    - ``faulty_unit_index``: the index of a compute unit that computes wrong tiles; None if all units are right. The
-      units compute the tiles (128x256 elements of a matmul's output) in turn.
+    - ``faulty_unit_index``: the index of a compute unit that computes wrong results; None if no unit is faulty. The
+      units take turns computing the tiles (128x256 elements) of a matmul's output.
     """
 
     compute_units: int = 132
@@ -140,11 +141,11 @@ class Physics:
 
 
 class SimulatedOutOfMemoryError(MemoryError):
-    """The simulated device, not the host, has too little memory."""
+    """Raised if the simulated device, not the host, runs out of memory."""
 
 
 class SimulatedPool(OperandPool):
-    """An operand pool of a simulated device. It counts the bytes of operands, but allocates no memory.
+    """An operand pool of a simulated device, which counts the bytes of operands without allocating memory.
 
     ``capacity_bytes``: the size of the pool. Raises SimulatedOutOfMemoryError if operands need more bytes.
     """
@@ -186,11 +187,12 @@ class SimulatedSensors:
 class SimulatedBackend(Backend):
     """One simulated device, whose time advances only when its methods are called.
 
-    - ``faults``: what goes wrong when mamf verifies the result of a shape, by shape: an exception to raise, or
-      "wrong_result" for a wrong result.
-    - ``on_launch``: a function that is called before each launch with the number of launches, including this launch.
-      Tests use it to interrupt or kill the process.
-    - ``physics``: the default properties of devices of this class. ``device_physics``: the properties of this device.
+    - ``faults``: the faults to simulate when mamf verifies results, by shape. A fault is an exception to raise, or
+      "wrong_result".
+    - ``on_launch``: a function that is called before each launch with the number of launches so far, including this
+      one. Tests use it to interrupt or kill the process.
+    - ``physics``: the default properties of all devices of this class. ``device_physics``: the properties of this
+      device.
     """
 
     name = "simulated"
@@ -224,18 +226,21 @@ class SimulatedBackend(Backend):
         self.mean_watts = self.device_physics.idle_watts
         # How hot the device is, from 0 (idle for a long time) to 1 (at its power limit for a long time).
         self.heat_share = 0.0
-        # Pairs of a time in seconds and the joules that the device has used until this time, one pair per millisecond.
+        # Pairs of a time in seconds and the energy in joules that the device had used by then, one pair per
+        # millisecond.
         self._energy_history = deque([(0.0, 0.0), (0.0, 0.0)], maxlen=10_000)
         self.is_capped = False
         # The key of the operand set of the last launch, whose operands may still be in the cache.
         self.cached_operands_key: object = None
-        # Whether the next launch comes right after a mark. If so, the overhead of the timer adds to the launch's time.
+        # Whether a mark (a device event) was recorded after the last launch. If so, the overhead of the timer is added
+        # to the time of the next launch.
         self.is_after_mark = False
-        # After the device was idle, it is faster until rested_end_time, because it is rested, but slower until
-        # fully_awake_time, because it must wake up first.
+        # After an idle period, launches are shorter until rested_end_time, because the device is rested, but longer
+        # until fully_awake_time, because it is still waking up.
         self.rested_end_time = self.fully_awake_time = 0.0
         self.interval_count = 0
-        # When the device finishes each of the last launches, of which ``queue_capacity`` can be queued.
+        # The end times of the last ``queue_capacity`` launches. When the queue is full, the host waits for the first of
+        # them before it launches again.
         self._launch_end_times: deque[float] = deque(maxlen=self.device_physics.queue_capacity)
         self._variation_by_capped = {
             True: self.device_physics.capped_variation,
@@ -266,7 +271,9 @@ class SimulatedBackend(Backend):
 
     @property
     def is_throttled(self) -> bool:
-        """Whether the device now runs at half its clock because of heat. It does so at the start of each 0.1 s."""
+        """Whether the device now runs at half its clock because of heat, as it does at the start of every interval of
+        0.1 s.
+        """
         return (10 * self.device_time) % 1.0 < self.device_physics.throttled_time_share
 
     def read_joules(self) -> float:
@@ -290,14 +297,16 @@ class SimulatedBackend(Backend):
         self.host_time = max(self.host_time, self.device_time)
 
     def draw_run_variation(self) -> None:
-        """Draw at random by how much a run of mamf, and the measurement of its first shape, is slower or faster."""
+        """Choose at random how much slower or faster than usual this run of mamf and its first visit (measurement of a
+        shape) are.
+        """
         self._run_variation_by_capped = {
             capped: self._draw_deviation(capped, "run_deviation") for capped in self._variation_by_capped
         }
         self.draw_visit_variation()
 
     def draw_visit_variation(self) -> None:
-        """Draw at random by how much a visit, which is one measurement of a shape, is slower or faster than others."""
+        """Choose at random how much slower or faster than usual a visit (one measurement of a shape) is."""
         self._time_factor_by_capped = {
             capped: (1 + run_variation) * (1 + self._draw_deviation(capped, "visit_deviation"))
             for capped, run_variation in self._run_variation_by_capped.items()
@@ -308,7 +317,9 @@ class SimulatedBackend(Backend):
         return 0.0 if variation is None else self.random.gauss(0.0, getattr(variation, field))
 
     def _compute_time_factor(self) -> float:
-        """Return the time of a launch divided by its mean over many runs, for the current run, visit and clock."""
+        """Return the time of a launch relative to the mean over many runs. This factor depends on the current run,
+        visit (measurement of a shape) and clock.
+        """
         factor = self._time_factor_by_capped[self.is_capped]
         if self.is_capped and self.device_physics.clock_alternation_share:
             is_low = int(self.device_time / self.device_physics.clock_alternation_seconds) % 2
@@ -360,10 +371,11 @@ class SimulatedBackend(Backend):
         )
 
     def compute_matmul_cycles(self, shape: MatmulShape) -> float:
-        """Return how many clock cycles a matmul of this shape takes.
+        """Return the number of clock cycles that a matmul of this shape takes.
 
-        The compute units compute the output in waves of tiles (128x256 elements). The start of each tile takes as long
-        as 200 elements of K, so a matmul with a short K is less efficient.
+        The output is divided into tiles of 128x256 elements. In each wave, every compute unit computes one tile, and
+        units without a tile in the last wave are idle. Each tile also has a fixed cost equal to that of 200 elements of
+        K, so a matmul with a short K is less efficient.
         """
         units = self.device_physics.compute_units
         tiles = math.ceil(shape.m / 128) * math.ceil(shape.n / 256)
@@ -387,8 +399,8 @@ class SimulatedBackend(Backend):
         self._true_clock_share = 1.0
 
     def launch_memory_transfer(self, nbytes: float, operands_key: object) -> None:
-        """Simulate the launch of a kernel that reads and writes ``nbytes`` bytes of memory. The launch's time does not
-        depend on the clock.
+        """Simulate the launch of a kernel that reads and writes ``nbytes`` bytes of memory. The time of the launch does
+        not depend on the clock.
         """
         is_cached = self.cached_operands_key == operands_key and nbytes <= self.device_physics.cache_bytes
         rate = (is_cached and self.device_physics.cache_bandwidth) or self.device_physics.memory_bandwidth

@@ -18,15 +18,15 @@ from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulSha
 from mamf.operations.model.operation import ModelKernel, ModelProblem, ModelShape
 from mamf.testing.simulated import Physics, SimulatedBackend
 
-# Maximum relative error of a correct result, for problems that have no tolerance.
+# Maximum relative error of a correct result for problems that do not define a tolerance.
 _DEFAULT_TOLERANCE = 1e-2
 
 
 class SimulatedKernel(Kernel[ProblemT, ShapeT]):
     """A kernel that runs only on simulated devices.
 
-    ``peak_share``: the rate of the kernel, as a share of the device's peak rate. To make a kernel fail or return wrong
-    results for some shapes, set ``SimulatedBackend.faults``.
+    ``peak_share``: the rate of the kernel as a share of the device's peak rate. To simulate errors or wrong results for
+    some shapes, set ``SimulatedBackend.faults``.
     """
 
     peak_share: ClassVar[float] = 1.0
@@ -111,9 +111,7 @@ class SimulatedCollective(SimulatedLinkKernel[CollectiveProblem, CollectiveShape
 
 
 class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
-    """A simulated kernel for bandwidth patterns such as copy, at the bandwidth of the memory or the cache of the
-    device.
-    """
+    """A simulated kernel for bandwidth patterns such as copy, at the bandwidth of the device's memory or cache."""
 
     name = "simulated-bandwidth"
 
@@ -163,8 +161,8 @@ def prepare_simulated_launches(
     - ``tolerance``: the maximum relative error of a correct output.
     - ``make_launch``: makes the function that simulates a launch, from the index of its operand set.
 
-    The output of an operand set is correct if the device has no fault for the shape, and if a launch wrote the output
-    after mamf had last filled it with invalid values.
+    An output is correct if the device has no fault for the shape, and if a launch has written the output since mamf
+    last filled it with invalid values.
     """
     device.draw_visit_variation()
     written_outputs: set[int] = set()
@@ -214,8 +212,8 @@ def prepare_simulated_launches(
 
 
 def _find_cells_of_faulty_unit(physics: Physics, shape: object) -> WrongCells:
-    """Return the cells (square blocks) of a matmul's output that the faulty compute unit computes; none if no unit is
-    faulty.
+    """Return the cells (square blocks) of a matmul's output that the faulty compute unit computes, or no cells if no
+    unit is faulty.
     """
     if not isinstance(shape, MatmulShape):
         return WrongCells(frozenset(), 1, 1, 1)

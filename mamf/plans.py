@@ -44,8 +44,8 @@ CEILING_REGIMES = (BURST, SUSTAINED)
 def choose_regimes(
     requested: Collection[str] | None, default: Sequence[str], order: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the order of ``order`` or, if
-    ``order`` is empty, of ``default``.
+    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the order of ``order`` or,
+    if ``order`` is empty, of ``default``.
     """
     return tuple(name for name in order or default if name in (requested or default))
 

@@ -44,8 +44,8 @@ class ScaledFormat:
 
     @property
     def required_multiples_of_n_and_k(self) -> tuple[int, int]:
-        """The numbers of which N and K must be multiples: the sizes of a block, but at least 16, because kernels load
-        16 values at once.
+        """The two numbers that N and K must be multiples of. They are the sizes of a block, but at least 16, because
+        kernels load 16 values at once.
         """
         return (
             max(16, self.b_scaling.block_rows),

@@ -276,8 +276,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether a run first searches for the highest matmul rate of the device. Reports then show the operation's rates
     #: as shares of that rate.
     has_shares: ClassVar[bool] = False
-    #: Whether a run also measures the read bandwidth of memory, because this bandwidth may limit the operation instead
-    #: of the matmul rate.
+    #: Whether a run also measures the read bandwidth of memory, because the operation may be limited by this bandwidth
+    #: and not by the matmul rate.
     has_memory_shares: ClassVar[bool] = False
     #: The dtype of the operands if the user names none. Empty: the default dtype of the device.
     default_dtype: ClassVar[str] = ""
@@ -287,7 +287,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether the FLOP are those of a whole model. Reports then show two shares: MFU (model FLOPs utilization) is the
     #: rate divided by the datasheet's peak, and MAMFU is the rate divided by the highest measured matmul rate.
     counts_model_flop: ClassVar[bool] = False
-    #: Whether reports rank the operation's kernels for each shape, instead of over all shapes of a problem.
+    #: Whether reports rank the operation's kernels separately for each shape, not over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
     #: Whether launches use links that the devices of a machine share. If so, only one device may measure at a time.
     uses_shared_links: ClassVar[bool] = False

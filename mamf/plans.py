@@ -191,7 +191,8 @@ class ReproduceOptions:
 class VerifyOptions:
     """The options of ``mamf verify``, which verifies results on random problems. ``number``: verify only the problem
     with this number, counted from 1; 0 means to verify all problems in order. ``operations``: the operations of the
-    kernels. The shape of the plan limits the FLOP of a problem, and the problems of the plan give dtypes and seed.
+    kernels. The shape of the plan sets the maximum FLOP of a problem, and the problems of the plan say which dtypes and
+    seed to use.
     """
 
     number: int = 0

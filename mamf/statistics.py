@@ -111,8 +111,8 @@ class Repeatability:
 @dataclass(frozen=True)
 class FigureUncertainty:
     """The error of one run's figure (mean or median seconds per launch), as relative standard deviations. ``common``:
-    the part of the error that all rows of the run share. ``own``: the independent part of one row. ``degrees``: the
-    degrees of freedom for Student's t.
+    the part of the error that all rows of the run share. ``own``: the part that is independent in each row.
+    ``degrees``: the degrees of freedom for Student's t.
     """
 
     common: float

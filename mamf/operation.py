@@ -115,7 +115,7 @@ class Parameter:
 
 
 def describe(help: str = "", **parameter_fields: Any) -> Mapping[str, Any]:
-    """Make the ``metadata`` of a dataclass field: its help text, and values of other fields of Parameter."""
+    """Make the ``metadata`` of a dataclass field from its help text and from values for other fields of Parameter."""
     return {_METADATA_KEY: {"help": help, **parameter_fields}}
 
 
@@ -339,7 +339,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
         """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
-        ``terms``: the range of multiply-adds in a launch. Return None if the operation has no random problems.
+        ``terms``: how many multiply-adds a launch may have. Return None if the operation has no random problems.
         """
         return None
 
@@ -448,9 +448,9 @@ def make_operation_plan(
     kind: str = SWEEP,
     **plan_fields: Any,
 ) -> Plan:
-    """Return the plan of a run that measures given shapes. ``kernels``: the names that the user wrote. ``regimes``: by
-    default the default regime of the operation. ``plan_fields``: further fields of the plan. Raises UsageError if mamf
-    cannot measure the operation in one of the regimes.
+    """Return the plan of a run that measures given shapes. ``kernels``: the names that the user wrote. ``regimes``: if
+    empty, use the default regime of the operation. ``plan_fields``: further fields of the plan. Raises UsageError if
+    mamf cannot measure the operation in one of the regimes.
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:

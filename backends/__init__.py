@@ -1,1 +1,1 @@
-"""Define mamf's backends, one file per vendor. This folder is installed as the package ``mamf_backends``."""
+"""The backends of mamf, with one file per vendor. pip installs this folder as the package ``mamf_backends``."""

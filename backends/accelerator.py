@@ -60,7 +60,7 @@ def _call_or_none(query: Callable[..., ResultT], *arguments: Any) -> ResultT | N
 
 
 def _return_none_if_missing(method: Callable[..., Any]) -> Any:
-    """Wrap a method of the backend so that it returns None instead of 0, and None if the vendor's torch module lacks a
+    """Wrap a method of the backend so that it returns None if the result is 0, or if the vendor's torch module lacks a
     function that the method calls.
     """
     return lambda backend: _call_or_none(method, backend) or None

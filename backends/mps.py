@@ -35,7 +35,7 @@ class MpsBackend(HostTimedBackend):
 
     @classmethod
     def read_device_name(cls, index: int) -> str:
-        # Older releases of torch have no get_name. For these releases, return a general name.
+        # Older releases of torch lack get_name, so return a generic name.
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
 

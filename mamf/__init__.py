@@ -45,7 +45,7 @@ _MODULE_BY_NAME = {
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
     "Rate": "mamf.measurement",
-    # models relative to the ceiling
+    # MFU and MAMFU of models
     "Meter": "mamf.integrations.meter",
     "ModelFlops": "mamf.integrations.model_flops",
     "StepFigures": "mamf.integrations.meter",

@@ -187,7 +187,7 @@ class Queue(ABC):
     @abstractmethod
     def record_mark(self) -> Any:
         """Insert a mark (a timestamp event) into this queue, and return the mark. ``Backend.wait_for_mark`` and
-        ``Backend.compute_seconds_between`` take marks of this queue and of the device's own queue.
+        ``Backend.compute_seconds_between`` accept marks of this queue and of the device's own queue.
         """
 
     @abstractmethod
@@ -437,7 +437,7 @@ class Backend(ABC):
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Make the host wait for ``seconds``, so that the device is idle if its queue is empty."""
+        """Make the host wait for ``seconds``. Meanwhile the device is idle if its queue is empty."""
         time.sleep(seconds)
 
 

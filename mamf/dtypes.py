@@ -44,8 +44,8 @@ class ScaledFormat:
 
     @property
     def required_multiples_of_n_and_k(self) -> tuple[int, int]:
-        """The numbers of which N and K must be multiples: the sizes of a block, but at least 16, because kernels load
-        16 values at once.
+        """The two numbers that N and K must be multiples of. They are the sizes of a block, but at least 16, because
+        kernels load 16 values at once.
         """
         return (
             max(16, self.b_scaling.block_rows),
@@ -146,15 +146,14 @@ DTYPE_ALIASES = {
 # How large an error the rounding of the output can cause, by output dtype, for operands of at most 8 bits. For bfloat16
 # it is u, the unit roundoff. For 8-bit floats it is 1.4 times u / sqrt(3), the largest root mean square of rounding.
 _OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
-# The error of sums of 8-bit products. Most devices keep these sums in float32. Hopper keeps them in 14 bits, and
-# periodically adds them to a float32.
+# The largest error that sums of 8-bit products may have. Most devices keep these sums in float32. Hopper keeps them in
+# 14 bits, and periodically adds them to a float32.
 _PARTIAL_SUM_ERROR_BOUND = 1e-3
-# The error of sums with fast accumulation, in which Hopper keeps all partial sums in 14 bits. It is 4.7e-3 at
-# K = 20480, and grows with K.
+# The largest error that sums may have with fast accumulation, in which Hopper keeps all partial sums in 14 bits. The
+# measured error is 4.7e-3 at K = 20480, and grows with K.
 _FAST_ACCUMULATION_ERROR_BOUND = 1e-2
-# The largest deviation of the slope (see ``compute_slope_tolerance``) from 1. A result that is 1.002 times the
-# reference must count as wrong, so the bound is half of 0.002. It exceeds the effect of truncated tf32 operands
-# (6.3e-4).
+# How far the slope (see ``compute_slope_tolerance``) may deviate from 1. A result that is 1.002 times the reference
+# must count as wrong, so the bound is half of 0.002. It exceeds the effect of truncated tf32 operands (6.3e-4).
 _SLOPE_ERROR_BOUND = 1e-3
 
 

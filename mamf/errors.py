@@ -346,8 +346,8 @@ PEAK_SOURCES: tuple[PeakSource, ...] = get_args(PeakSource)
 ROOF_EXPORT_FORMATS = ("tracelens",)
 #: The share by which a row must be slower than its baseline to count as a regression.
 DEFAULT_COMPARISON_TOLERANCE = 0.01
-#: If a device of a shared run reports nothing for this many seconds, it counts as hung. The time is long because
-#: compiling a kernel can take minutes.
+#: If several devices share a run and one of them reports nothing for this many seconds, it counts as hung. The time is
+#: long because compiling a kernel can take minutes.
 MAX_SECONDS_WITHOUT_REPORT = 300.0
 OK, WARN, CRITICAL, UNKNOWN = "OK", "WARN", "CRITICAL", "UNKNOWN"
 #: The exit code of ``mamf node``, by its verdict on the machine.

@@ -198,11 +198,12 @@ class Measurement(NotebookTable):
     - ``error``: the largest relative error of the verified outputs.
     - ``is_reference``: True if the row was measured only to compare the run's other rows with it: a reference shape, or
       the matmul of the device's ceiling.
-    - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to; empty and 0 elsewhere.
+    - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to; empty and 0 outside
+      searches.
     - ``details``: further findings of the kernel or the regime, by name.
-    - ``peak_memory_bytes``: memory that a launch needs: operands, saved tensors and allocations (attention and models
-      only). ``peak_reserved_bytes``: memory that the process has reserved on the device, including unused blocks of its
-      allocator (models only).
+    - ``peak_memory_bytes``: the memory that a launch needs for operands, saved tensors and allocations (attention and
+      models only). ``peak_reserved_bytes``: memory that the process has reserved on the device, including unused blocks
+      of its allocator (models only).
     - ``repeatability``: how much repeated runs differ; None if unknown, and in converted logs.
     - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: the
       speed of that device relative to the run's first device, from a shape that both measured; None if unknown
@@ -358,7 +359,7 @@ class Measurement(NotebookTable):
 
     @property
     def standard_error(self) -> float:
-        """The standard error of ``seconds`` from the scatter of the row's samples, as a share of ``seconds``."""
+        """The standard error of ``seconds`` as a share of ``seconds``, estimated from the row's samples."""
         return compute_standard_error(self._get_summary().interval, self.seconds)
 
     @property

@@ -115,7 +115,7 @@ class Parameter:
 
 
 def describe(help: str = "", **parameter_fields: Any) -> Mapping[str, Any]:
-    """Make the ``metadata`` of a dataclass field: its help text, and values of other fields of Parameter."""
+    """Make the ``metadata`` of a dataclass field from its help text and from values for other fields of Parameter."""
     return {_METADATA_KEY: {"help": help, **parameter_fields}}
 
 
@@ -276,8 +276,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether a run first searches for the highest matmul rate of the device. Reports then show the operation's rates
     #: as shares of that rate.
     has_shares: ClassVar[bool] = False
-    #: Whether a run also measures the read bandwidth of memory, because this bandwidth may limit the operation instead
-    #: of the matmul rate.
+    #: Whether a run also measures the read bandwidth of memory, because the operation may be limited by this bandwidth
+    #: and not by the matmul rate.
     has_memory_shares: ClassVar[bool] = False
     #: The dtype of the operands if the user names none. Empty: the default dtype of the device.
     default_dtype: ClassVar[str] = ""
@@ -287,7 +287,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether the FLOP are those of a whole model. Reports then show two shares: MFU (model FLOPs utilization) is the
     #: rate divided by the datasheet's peak, and MAMFU is the rate divided by the highest measured matmul rate.
     counts_model_flop: ClassVar[bool] = False
-    #: Whether reports rank the operation's kernels for each shape, instead of over all shapes of a problem.
+    #: Whether reports rank the operation's kernels separately for each shape, not over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
     #: Whether launches use links that the devices of a machine share. If so, only one device may measure at a time.
     uses_shared_links: ClassVar[bool] = False
@@ -339,7 +339,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
         """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
-        ``terms``: the range of multiply-adds in a launch. Return None if the operation has no random problems.
+        ``terms``: how many multiply-adds a launch may have. Return None if the operation has no random problems.
         """
         return None
 
@@ -448,9 +448,9 @@ def make_operation_plan(
     kind: str = SWEEP,
     **plan_fields: Any,
 ) -> Plan:
-    """Return the plan of a run that measures given shapes. ``kernels``: the names that the user wrote. ``regimes``: by
-    default the default regime of the operation. ``plan_fields``: further fields of the plan. Raises UsageError if mamf
-    cannot measure the operation in one of the regimes.
+    """Return the plan of a run that measures given shapes. ``kernels``: the names that the user wrote. ``regimes``: if
+    empty, use the default regime of the operation. ``plan_fields``: further fields of the plan. Raises UsageError if
+    mamf cannot measure the operation in one of the regimes.
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:

@@ -177,9 +177,10 @@ def compute_max_flops_at_clock(
     the row, as it does in a burst at the power limit.
 
     The headroom comes from the 31,256 rows in ``results/`` that this function could judge on 2026-11-24. All but two
-    reach at most 99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The two are
-    float64 bursts at the power limit of an H100, with 102.1 and 105.1 %: if the clock falls during a burst, the median
-    reading is lower than the clock of most launches. For such bursts the headroom is twice the largest excess.
+    reach at most 99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The other
+    two are float64 bursts at the power limit of an H100, which reach 102.1 and 105.1 %: if the clock falls during a
+    burst, the median reading is lower than the clock of most launches. For such bursts the headroom is twice the
+    largest excess.
     """
     peak = _find_bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:

@@ -28,7 +28,7 @@ CLASSIC_WARMUP_SECONDS = 30.0
 #: so that the device runs at its power limit.
 SPACED, LOADED = CHECKING_REGIMES = ("spaced", "loaded")
 REGIME_NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING_REGIMES)
-#: The statistic of a row's samples by which rows are ranked, by regime.
+#: For each regime, the statistic of a row's samples that mamf uses to rank the row.
 RANKING_STATISTIC_BY_REGIME = {
     BURST: "median",
     SUSTAINED: "mean",
@@ -44,8 +44,8 @@ CEILING_REGIMES = (BURST, SUSTAINED)
 def choose_regimes(
     requested: Collection[str] | None, default: Sequence[str], order: Sequence[str] = ()
 ) -> tuple[str, ...]:
-    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the order of ``order``, or
-    of ``default`` if ``order`` is empty.
+    """Choose the regimes of a run: the requested ones, or else ``default``. Return them in the order of ``order`` or,
+    if ``order`` is empty, of ``default``.
     """
     return tuple(name for name in order or default if name in (requested or default))
 
@@ -77,7 +77,7 @@ NODE_BUDGET_SECONDS = 48.0
 VERIFY_BUDGET_SECONDS = 57.0
 #: Regimes that every operation supports. Classic is for matmul only.
 COMMON_REGIMES = (BURST, SUSTAINED)
-#: The largest value of GuardOptions.rounds.
+#: The largest allowed value of ``GuardOptions.rounds``, which limits how often an undecided row is measured again.
 MAX_GUARD_ROUNDS = 100
 
 #: The types of shapes and problems in the fields of a plan. The plan's operation converts shapes and problems to log
@@ -145,8 +145,8 @@ class Claim:
     again.
 
     - ``step``: what to measure. It contains the full name of the kernel, such as ``cublaslt[3]``.
-    - ``rate``, ``interval``: in 1e12 FLOP or bytes per second. If a rate is copied from a text, the interval is the
-      range of numbers that round to this rate.
+    - ``rate``, ``interval``: the claimed rate and its interval, in 1e12 FLOP or bytes per second. If a rate is copied
+      from a text, the interval is the range of numbers that round to this rate.
     - ``error``: how much the rate differs between runs; None if unknown.
     - ``clock_hz``: the clock that was read during the measurement.
     - ``cycles_used``: for a rate of another card, the share of the compute units' cycles that the kernel used
@@ -176,8 +176,8 @@ class Claim:
 @dataclass(frozen=True)
 class ReproduceOptions:
     """The options of ``mamf reproduce``, which measures claimed rates again. ``source``: the log or table of the
-    claims. ``recorded``: what the source says about device and software. ``chosen_from``: the number of rows from which
-    the claims were chosen as the fastest. ``tolerance``: the relative difference up to which two rates count as equal.
+    claims. ``recorded``: what the source says about device and software. ``chosen_from``: the claims are the fastest of
+    this many rows. ``tolerance``: the relative difference up to which two rates count as equal.
     """
 
     claims: tuple[Claim, ...]
@@ -191,7 +191,8 @@ class ReproduceOptions:
 class VerifyOptions:
     """The options of ``mamf verify``, which verifies results on random problems. ``number``: verify only the problem
     with this number, counted from 1; 0 means to verify all problems in order. ``operations``: the operations of the
-    kernels. The shape of the plan limits the FLOP of a problem, and the problems of the plan give dtypes and seed.
+    kernels. The shape of the plan sets the maximum FLOP of a problem, and the problems of the plan say which dtypes and
+    seed to use.
     """
 
     number: int = 0

@@ -120,7 +120,7 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP that one compute unit can do in a clock cycle with operands of ``dtype``, or None if unknown.
 
     The figures are from ``flop_per_cycle.csv``, which cites the architectures' whitepapers. The file leaves out
-    architectures of which some products are slower per unit: GeForce cards have half the tensor rate of workstation
+    architectures whose products differ in the speed of a unit: GeForce cards have half the tensor rate of workstation
     cards. For a device that the file leaves out, the result is the datasheet's peak divided by the datasheet's clock
     and by the number of compute units.
     """

@@ -102,8 +102,8 @@ class Repeatability:
         return bool(self.per_degree) and celsius is not None and celsius < self.usual_celsius - _COLD_DIFFERENCE_CELSIUS
 
     def compute_cold_gain(self, celsius: float | None) -> float:
-        """Return the share by which a device at ``celsius`` is faster than at its usual temperature; 0 if the device is
-        not colder than usual or ``celsius`` is None.
+        """Return how much faster a device is at ``celsius`` than at its usual temperature, as a share; 0 if the device
+        is not colder than usual or ``celsius`` is None.
         """
         return 0.0 if celsius is None else self.per_degree * max(0.0, self.usual_celsius - celsius)
 
@@ -111,8 +111,8 @@ class Repeatability:
 @dataclass(frozen=True)
 class FigureUncertainty:
     """The error of one run's figure (mean or median seconds per launch), as relative standard deviations. ``common``:
-    the part of the error that all rows of the run share. ``own``: the independent part of one row. ``degrees``: the
-    degrees of freedom for Student's t.
+    the part of the error that all rows of the run share. ``own``: the part that is independent in each row.
+    ``degrees``: the degrees of freedom for Student's t.
     """
 
     common: float
@@ -201,8 +201,9 @@ def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
 
 
 def compute_batch_means_interval(samples: Sequence[float], batches: int = _MAX_BATCHES) -> Interval:
-    """Return the 95 % interval of the mean, from the scatter of the means of ``batches`` equal groups of consecutive
-    samples. With fewer than 4 samples the interval is their whole range.
+    """Return the 95 % interval of the mean of the samples. Split the samples into ``batches`` equal groups of
+    consecutive samples, and compute the interval from the scatter of the groups' means. With fewer than 4 samples the
+    interval is their whole range.
     """
     batches = min(batches, len(samples) // 2)
     if batches < 2:

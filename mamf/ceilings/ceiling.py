@@ -1,5 +1,5 @@
-"""Compute ceilings, each the confirmed highest rate of a device for a dtype in a regime, and the share of a ceiling
-that a row (a measurement) reaches. This module computes everything from rows; it measures nothing.
+"""Compute ceilings, and the share of a ceiling that a row (a measurement) reaches. A ceiling is the highest confirmed
+rate of a device for a dtype in a regime. This module computes everything from rows; it measures nothing.
 
 A search measures its candidates (shape and kernel) in rounds; each round measures every remaining candidate once. The
 rounds of the phase ``choose`` decide which candidate wins. The later rounds of the phase ``confirm`` measure the winner
@@ -55,7 +55,7 @@ MAX_DRIFT_SHARE, MAX_COMPARABLE_DRIFT_SHARE = 0.01, 0.1
 #: A candidate of a search for the ceiling: a shape and the name of a kernel.
 Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
-# The number of confirming rounds that must have measured a candidate before its rate becomes a ceiling.
+# A candidate's rate becomes a ceiling only after at least this many confirming rounds have measured the candidate.
 MIN_CONFIRMING_ROUNDS = 3
 # If a visit (one measurement) is faster than the ceiling by this factor, the cause is not drift, because the speed of a
 # card changes by less than 2 % while the card warms up.
@@ -71,7 +71,7 @@ class Ceiling(NotebookTable, Rate):
     - ``interval``: the 95 % interval in which the rate of another run of the same kernel is expected.
     - ``dtype``, ``unit``: derived from ``problem`` and ``shape``.
     - ``rounds``: the number of confirming rounds that measured the winner.
-    - ``tied``: the candidates that the confirming rounds do not show to be slower than the winner.
+    - ``tied``: the other candidates that, judging by the confirming rounds, may be as fast as the winner.
     - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the winning shape, as a
       share; None if the default kernel won or was not measured.
     - ``repeatability``: the calibration (how much equal runs differ) from which the interval follows; None in logs that
@@ -302,8 +302,8 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """Return, of the calibrations that the rounds recorded, the one with the median run-to-run error. Return None if
-    the rounds recorded no calibration.
+    """Return the calibration (how much equal runs differ) with the median run-to-run error among those that the rounds
+    recorded. Return None if the rounds recorded no calibration.
 
     The median is large enough, because a kernel whose speed varies between runs has a large error in most rounds.
     """
@@ -330,7 +330,8 @@ def is_tied(winner_rounds: Mapping[int, Measurement], other_rounds: Mapping[int,
     """Return whether another candidate may be as fast as the winner: the interval of the winner's rate divided by the
     other candidate's rate is not entirely above 1.
 
-    Also return True if the other candidate is faster in these rounds, because earlier rounds have chosen the winner.
+    Also return True if the other candidate is faster in these rounds. This can happen, because earlier rounds chose the
+    winner.
     """
     ratios = compute_rate_ratios(winner_rounds, other_rounds)
     return bool(ratios) and compute_median_interval(ratios).low <= 1.0

@@ -50,7 +50,7 @@ class Roofs:
         return list(dict.fromkeys(regime for _, regime in (*self.compute_ceilings, *self.bandwidth_ceilings)))
 
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
-        """Return a copy with only the ceilings in ``regimes``. Raises UsageError if there are no such ceilings."""
+        """Return a copy with only the ceilings of ``regimes``. Raises UsageError if there are no such ceilings."""
         kept_regimes = tuple(regimes)
         compute_ceilings = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept_regimes}
         bandwidth_ceilings = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept_regimes}

@@ -2,8 +2,8 @@
 
 A batch may be a mapping, a named tuple, a dataclass, or a list of batches. Its tokens are the tensor with a name such
 as ``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). The number of its samples is
-the size of the first dimension of its tensors, if this size is the same for all. Other numbers are unknown, never
-guessed. A tensor is any object with ``shape`` and ``dtype``.
+the size of the first dimension of its tensors, if this size is the same for all. Numbers that cannot be found in this
+way are unknown; mamf does not guess them. A tensor is any object with ``shape`` and ``dtype``.
 """
 
 from __future__ import annotations
@@ -221,7 +221,7 @@ class MeteredTraining:
         self.meter.step(tokens, flop, samples)
 
     def _compute_flop(self, batches: list[BatchSizes]) -> float:
-        """Return the FLOP of a step on this rank. The meter calls this method when document lengths are on the host."""
+        """Return the FLOP of a step on this rank. The meter calls this after document lengths have reached the host."""
         if not batches:
             return math.nan
         formula = self._formula
@@ -372,7 +372,7 @@ class BatchSizes(NamedTuple):
 
 
 def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
-    """Return the number of elements in the batches of a step, and the mean over elements of the length of the sequence.
+    """Return the number of elements in the batches of a step, and the mean sequence length, weighted by elements.
 
     An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.
     """

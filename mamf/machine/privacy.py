@@ -164,7 +164,7 @@ _QUOTED_PATH_PATTERN = re.compile(
     rf"(?P<quote>['\"])(?P<option>[^'\"/\\=\s]*=)?{_PATH_ROOT}[^'\"]*[^'\"/\\](?P=quote)", re.IGNORECASE
 )
 _PATH_SEPARATOR = re.compile(r"/|\\+(?! )")
-# Minimum length of the names of hosts and users that are replaced. Single letters occur in every text.
+# Minimum length of host and user names that mamf replaces. Shorter names are single letters, which occur in every text.
 _MIN_PRIVATE_NAME_LENGTH = 2
 # Names of hosts and users that are not replaced: they do not identify anyone, or they are two-letter words that are
 # common in messages.

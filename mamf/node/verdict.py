@@ -107,7 +107,7 @@ SHORTFALL_LIMITS = {
 }
 #: A shortfall (how far a figure is below its reference) is CRITICAL if it is more than this multiple of its limit.
 CRITICAL_LIMIT_MULTIPLE = 2.0
-#: A shortfall is not CRITICAL if the relative standard deviation of the figure among the other devices is higher than
+#: A shortfall is not CRITICAL if the relative standard deviation of the figure among the healthy devices is higher than
 #: this, because the shortfall may then be normal.
 MAX_SPREAD_FOR_CRITICAL = 0.015
 # Factors by which the limits are multiplied when a device is compared with a baseline. A card repeats its matmul rates

@@ -161,8 +161,8 @@ def prepare_simulated_launches(
     - ``tolerance``: the maximum relative error of a correct output.
     - ``make_launch``: makes the function that simulates a launch, from the index of its operand set.
 
-    An output is correct if the device has no fault for the shape, and if a launch has written the output since mamf
-    last filled it with invalid values.
+    An output is correct if the device has neither a fault for the shape nor a faulty compute unit, and if a launch has
+    written the output since mamf last filled it with invalid values.
     """
     device.draw_visit_variation()
     written_outputs: set[int] = set()

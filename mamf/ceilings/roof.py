@@ -206,4 +206,4 @@ def require_same_device(device: tuple[str, str | None], other_device: tuple[str,
     (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         cards = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are from {cards}: use logs of one card, or add --anyway")
+        raise IncomparableError(f"the logs are from {cards}: use logs of one card, or 'mamf roofline --anyway'")

@@ -148,3 +148,7 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     code, _, err = run("roofline", "--ceiling", *CEILING_REGIMES, "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
     assert run("roofline", "--ceiling", *CEILING_REGIMES, "other.jsonl", "--anyway")[0] == 0
+    assert run("sweep", "--shapes", "64x64x64", "--output", "sweep.jsonl")[0] == 0
+    for command in (["show", "sweep.jsonl"], ["sweep", "--shapes", "64x64x64"]):
+        code, _, err = run(*command, "--ceiling", "other.jsonl")
+        assert code == 2 and "use logs of one card, or 'mamf roofline --anyway'" in err

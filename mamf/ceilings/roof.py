@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
-from mamf.measurement import TERA, Measurement
+from mamf.measurement import TERA, Measurement, label_dtype
 from mamf.operations.bandwidth.operation import READ_ARRAYS_BY_PATTERN, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plans import Plan
@@ -80,6 +80,18 @@ class Roofs:
         }
         bound = max(seconds, key=seconds.__getitem__)
         return work.amount / seconds[bound] / TERA, bound
+
+    def explain_missing_roof(self, row: Measurement) -> str | None:
+        """Name the ceiling without which a row has no roof, and the command that measures this ceiling. Return None if
+        no ceiling is missing.
+        """
+        if row.work.has_matmul_flop and find_row_ceiling(row, self.compute_ceilings) is None:
+            find_command = f"mamf find --dtype {row.problem.dtype} --regime {row.regime}"
+            return f"no {label_dtype(row.problem)} {row.regime} ceiling is known: measure it with '{find_command}'"
+        if (MEMORY_LEVEL, row.regime) in self.bandwidth_ceilings or not reads_operands(row.problem):
+            return None
+        find_command = f"mamf find --operation bandwidth --regime {row.regime}"
+        return f"no {row.regime} bandwidth ceiling of memory is known: measure it with '{find_command}'"
 
 
 @dataclass(frozen=True)
@@ -194,4 +206,4 @@ def require_same_device(device: tuple[str, str | None], other_device: tuple[str,
     (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         cards = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are from {cards}: use logs of one card, or add --anyway")
+        raise IncomparableError(f"the logs are from {cards}: use logs of one card, or 'mamf roofline --anyway'")

@@ -80,11 +80,13 @@ def add_operation_options(
     has_shape_options: bool = True,
     takes_several_values: bool = True,
     defaults: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+    other_presets: Iterable[str] = (),
 ) -> None:
     """Add the options of an operation: its sizes, whole shapes and presets, then the fields of its problem.
 
     ``has_shape_options``: whether to add the options for sizes and shapes. ``takes_several_values``: whether a field of
     the problem takes several values. ``defaults``: default values that replace those of the operation, by parameter.
+    ``other_presets``: presets of another operation that the command accepts too.
     """
     parser.set_defaults(usual_defaults=defaults)
     # Let a command's own option replace a parameter's option of the same name. --set can still set the parameter.
@@ -97,7 +99,7 @@ def add_operation_options(
             _add_parameter_option(group, size, "size", True, defaults.get(size.name))
         add_shared_options(group, "--shapes", help=f"complete shapes to measure, such as {operation.shape_example}")
         if presets := operation.list_presets():
-            help = f"{operation.preset_parameter.help}; names: {', '.join(presets)}"
+            help = f"{operation.preset_parameter.help}; names: {', '.join([*presets, *other_presets])}"
             group.add_argument(operation.preset_parameter.option, dest="preset", metavar="NAME", help=help)
         for preset_parameter in operation.preset_parameters:
             _add_parameter_option(group, preset_parameter, "field")

@@ -298,7 +298,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         _FILE_KEYWORDS,
     ),
     "--set": SharedOption(
-        "set parameters of the problem by their names in the log, such as seed=1; FIELD=A,B measures both values",
+        "fields of the problem and their values, such as seed=1; FIELD=A,B measures both A and B",
         "",
         {"nargs": "+", "metavar": "FIELD=VALUE"},
     ),

@@ -11,7 +11,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from mamf.ceilings.ceiling import Ceiling, Ceilings, compute_mamfu, explain_missing_ceiling
+from mamf.ceilings.ceiling import (
+    Ceiling,
+    Ceilings,
+    compute_mamfu,
+    explain_missing_ceiling,
+    find_row_ceiling,
+    mark_source_as_option,
+)
 from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
 from mamf.logs.recording import RunEnd
@@ -90,8 +97,15 @@ class RunKind:
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
+        given_ceilings = report_options.roofs.compute_ceilings if report_options.roofs else {}
+        # Of the given ceilings, keep those of the dtypes and regimes of rows.
+        row_ceilings = (find_row_ceiling(row, given_ceilings) for row in log.measurements if row.work.has_matmul_flop)
+        used_ceilings = {(each.dtype, each.regime): each for each in row_ceilings if each is not None}
         shares = ShareCalculator(
-            log.header, log.matmul_ceilings, log.known_ceilings, report_options.roofs or _build_confirmed_roofs(log)
+            log.header,
+            log.matmul_ceilings,
+            {**log.known_ceilings, **{key: mark_source_as_option(each) for key, each in used_ceilings.items()}},
+            report_options.roofs or _build_confirmed_roofs(log),
         )
         confirmed = log.other_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel

@@ -53,8 +53,7 @@ class OverlapShape(BaseShape):
         matmul_text, plus, size = text.partition("+")
         if not plus:
             raise UsageError(
-                f"{text!r} is not a matmul and the size of other work: write MxNxK+SIZE, for example "
-                "8192x8192x8192+1GiB"
+                f"{text!r} is not a matmul shape plus a buffer size: write MxNxK+SIZE, for example 8192x8192x8192+1GiB"
             )
         shape = MatmulShape.parse(matmul_text)
         return cls(shape.m, shape.n, shape.k, BandwidthShape.parse(size).nbytes)

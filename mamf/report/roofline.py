@@ -48,6 +48,7 @@ from mamf.report.document import (
     format_rate,
     make_interval_columns,
 )
+from mamf.report.shares import describe_missing_roofs
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -150,8 +151,9 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 
 
 def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
-    """Yield how many rows are near their roof and which row is nearest. Without rows, yield the FLOP per byte below
-    which memory bounds each dtype. ``best_first``: the rows by share of roof, the highest first.
+    """Yield how many rows are near their roof, which row is nearest, and which ceilings are missing. Without rows,
+    yield the FLOP per byte below which memory bounds each dtype. ``best_first``: the rows by share of roof, the highest
+    first.
     """
     known = [point for point in best_first if point.roof_share is not None]
     if known:
@@ -162,6 +164,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
             f"nearest: {nearest.name} by {nearest.row.kernel}, "
             f"{format_percent(nearest.roof_share or 0.0)} % of the {nearest.bound} roof"
         )
+    yield from describe_missing_roofs((point.row for point in best_first), roofs)
     for (dtype, regime), ceiling in () if best_first else roofs.compute_ceilings.items():
         balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)
         if balance is not None:

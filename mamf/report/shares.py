@@ -4,6 +4,7 @@ highest measured matmul rate; MBU: share of the read bandwidth), and the roofs o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -275,7 +276,19 @@ class ShareCalculator:
             for (level, regime), each in (self.roofs.bandwidth_ceilings.items() if has_mbu and self.roofs else ())
             if level == MEMORY_LEVEL
         ]
-        return [*measured, *describe_known_ceilings(self.known_ceilings.values()), *(accuracy if bounds else [])]
+        without_share = [
+            row
+            for row in rows
+            if self.roofs is not None
+            and (self.compute_row_mamfu(row), self.compute_row_mbu(row), self.roofs.find_roof_and_bound(row))
+            == (None,) * 3
+        ]
+        return [
+            *measured,
+            *describe_known_ceilings(self.known_ceilings.values()),
+            *(accuracy if bounds else []),
+            *(describe_missing_roofs(without_share, self.roofs) if self.roofs is not None else ()),
+        ]
 
     def describe_peak_share(self, row: Measurement) -> str:
         """Return the rate of a row as a share of the datasheet's peak, with the source of the peak, or an empty text if
@@ -287,6 +300,15 @@ class ShareCalculator:
             return ""
         share = format_percent(row.best_rate * TERA / peak.flops)
         return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.device_label}"
+
+
+def describe_missing_roofs(rows: Iterable[Measurement], roofs: Roofs) -> list[str]:
+    """Return a line for each missing ceiling: how many of the measured ``rows`` show no share because of it, and how to
+    measure it.
+    """
+    measured = [row for row in rows if row.ok and not row.is_reference]
+    counts = Counter(filter(None, map(roofs.explain_missing_roof, measured)))
+    return [f"rows without a share: {count}, because {reason}" for reason, count in counts.items()]
 
 
 def describe_known_ceilings(ceilings: Iterable[Rate]) -> list[str]:

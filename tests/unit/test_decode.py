@@ -8,6 +8,7 @@ import library
 import pytest
 from contribution_logs import RESULTS
 
+from mamf.cli import main
 from mamf.errors import UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.operations.decode.operation import (
@@ -179,6 +180,15 @@ def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
     assert "read bandwidth (4GiB, simulated-bandwidth)" in out
     code, _, err = decode(*options[:2], "--operation", "decode", "--output", "other.jsonl", "--ceiling", "find.jsonl")
     assert (code, "find.jsonl has no read bandwidth burst ceiling" in err) == (2, True)
+
+
+@pytest.mark.parametrize(("options", "is_listed"), [([], True), (["--operation", "attention"], False)])
+def test_help_of_attention_lists_the_presets_that_select_decode(capsys, options, is_listed):
+    with pytest.raises(SystemExit):
+        main(["attention", *options, "--help"])
+    help = capsys.readouterr().out
+    presets = help.partition("  --preset NAME")[2].partition("problem of attention")[0]
+    assert "scaling" in presets and ("llama-8b-decode" in presets) == is_listed
 
 
 def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):

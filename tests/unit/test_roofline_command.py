@@ -82,6 +82,23 @@ def test_rows_are_placed_under_it(run, here):
     assert code == 0 and "bound by" in out
 
 
+def test_rows_are_shares_of_a_ceiling_of_matmuls_without_a_bandwidth(run, here):
+    assert run("sweep", "--shapes", "8192x8192x8192", "--output", "sweep.jsonl")[0] == 0
+    code, out, _ = run("show", "sweep.jsonl", "--ceiling", CEILING_REGIMES[0])
+    assert code == 0 and "MAMFU: share of" in out and "from --ceiling" in out and "% of the ceiling (MAMFU)" in out
+    assert "rows without a share" not in out and "sustained ceiling" not in out
+    code, out, _ = run("roofline", "sweep.jsonl", "--ceiling", CEILING_REGIMES[0])
+    assert "rows without a share: 1, because no burst bandwidth ceiling of memory is known: measure it with" in out
+
+
+def test_a_ceiling_that_no_row_has_is_named(run, here):
+    assert run("sweep", "--shapes", "64x64x64", "--dtype", "float16", "--output", "half.jsonl")[0] == 0
+    for command in ("show", "roofline"):
+        code, out, _ = run(command, "half.jsonl", "--ceiling", CEILING_REGIMES[0])
+        assert code == 0 and "rows without a share: 1, because no float16 burst ceiling is known" in out
+        assert "'mamf find --dtype float16 --regime burst'" in out
+
+
 def test_attention_is_placed_too(run, here):
     heads = ["--head-dims", "128", "--seq-lens", "4096", "--no-ceiling"]
     assert run("attention", *heads, "--output", "attention.jsonl")[0] == 0
@@ -131,3 +148,7 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     code, _, err = run("roofline", "--ceiling", *CEILING_REGIMES, "other.jsonl")
     assert code == 2 and "Simulated H100 and Simulated H200" in err
     assert run("roofline", "--ceiling", *CEILING_REGIMES, "other.jsonl", "--anyway")[0] == 0
+    assert run("sweep", "--shapes", "64x64x64", "--output", "sweep.jsonl")[0] == 0
+    for command in (["show", "sweep.jsonl"], ["sweep", "--shapes", "64x64x64"]):
+        code, _, err = run(*command, "--ceiling", "other.jsonl")
+        assert code == 2 and "use logs of one card, or 'mamf roofline --anyway'" in err

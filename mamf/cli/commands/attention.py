@@ -43,11 +43,12 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: CommandParser) -> None:
+    name = find_option_value("--operation", parser.command_words)
+    operation = _choose_operation(name, find_option_value("--preset", parser.command_words))
+    # Without --operation, a preset of decode selects decode.
+    accepts_decode_presets = name is None and isinstance(operation, AttentionOperation)
     add_operation_options(
-        parser,
-        _choose_operation(
-            find_option_value("--operation", parser.command_words), find_option_value("--preset", parser.command_words)
-        ),
+        parser, operation, other_presets=DecodeOperation().list_presets() if accepts_decode_presets else ()
     )
     group = parser.add_argument_group("what to measure")
     add_shared_options(

@@ -368,12 +368,13 @@ def make_run_log_content(log: RunLog) -> LogContent:
         else get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
+    left_noun = "ceiling" if get_kind(log.plan).has_ceilings else "measurement"
     return LogContent(
         log.path.name,
         f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
             describe_machine(header),
-            f"{_format_start_time(header)}; {describe_end(log.summary)}",
+            f"{_format_start_time(header)}; {describe_end(log.summary, left_noun=left_noun)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,

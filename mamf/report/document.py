@@ -187,15 +187,15 @@ def describe_machine(header: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [machine, format_sharing_warning(device["name"]), *by_path]))
 
 
-def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
+def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left_noun: str = "measurement") -> str:
     """Return how a run ended: its status and reason, the duration, and how much is left to measure. ``has_count``:
-    whether to add the number of measured rows.
+    whether to add the number of measured rows. ``left_noun``: what the number of what is left counts.
     """
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     count_left = summary.get("left")
-    left = f"; {format_count(count_left, 'measurement')} left: continue with --resume" if count_left else ""
+    left = f"; {format_count(count_left, left_noun)} left: continue with --resume" if count_left else ""
     measured = f"; {format_count(summary['measured'], 'measurement')}" if has_count else ""
     return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
 

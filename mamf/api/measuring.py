@@ -39,6 +39,7 @@ from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import DeviceError, MamfWarning, UsageError, require_nonempty_list
 from mamf.kinds.driver import Run
 from mamf.logs.ceiling_cache import cache_ceilings
+from mamf.machine.environment import format_advice, select_warnings
 from mamf.measurement import Measurement
 from mamf.operation import MeasurementRequest, Operation, Parameter, get_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
@@ -193,6 +194,14 @@ def search(
     )
 
 
+def _start_run(run: Run) -> Generator[Measurement, None, None]:
+    """Return an iterator that measures the run, and warn about problems of the machine that its log records."""
+    rows = run.yield_measurements()
+    for finding in select_warnings(run.findings):
+        warnings.warn(format_advice(finding), MamfWarning, stacklevel=4)
+    return rows
+
+
 class CeilingSearch:
     """A search for ceilings that measures while you iterate over this object. Leaving the loop (``break``, Ctrl-C) ends
     the search and its log.
@@ -208,7 +217,7 @@ class CeilingSearch:
     def __init__(self, run: Run, regime: str) -> None:
         self._run, self.regime = run, regime
         #: The rows that remain to be measured. mamf writes each row to the log before it returns the row.
-        self.rows = run.yield_measurements()
+        self.rows = _start_run(run)
 
     def __iter__(self) -> Generator[Measurement, None, None]:
         """Yield each row as soon as it is measured."""
@@ -310,7 +319,7 @@ def measure_kernels(
             lambda setup: RowsStrategy(setup, ceilings_by_key, references),
             ceilings_by_key,
         )
-    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", run.yield_measurements())
+    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", _start_run(run))
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:

@@ -195,14 +195,13 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     if not has_logs:
         folder.rmdir()
         return INTERRUPTED_EXIT_CODE if was_interrupted else max(*exit_codes, FAILURE_EXIT_CODE)
+    from mamf.report.document import add_logged_warnings
     from mamf.report.verification import count_verified_items
 
     log = read_log_or_shared_run(folder)
     roofs = read_roofs(options) if options.command == SWEEP and options.ceiling else None
-    print_document(
-        options,
-        get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs, getattr(options, "baseline", None))),
-    )
+    report_options = ReportOptions(options.top, roofs, getattr(options, "baseline", None))
+    print_document(options, add_logged_warnings(get_kind(log.plan).make_document(log, report_options), log))
     print_line(f"logs: {folder}", choose_note_stream(options))
     working = sorted({part.header["device"]["index"] for part in log.part_logs} - failure_reasons.keys())
     if failure_reasons:

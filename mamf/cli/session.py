@@ -313,17 +313,14 @@ class Session:
         """Print the report that ``mamf show`` prints for this log. Return the exit code, which is 0 if the report was
         printed.
         """
-        from mamf.machine.environment import format_advice, select_warnings
+        from mamf.report.document import add_logged_warnings
 
         exit_code = 0
         try:
-            print_document(self.options, self.make_document(log))
+            print_document(self.options, add_logged_warnings(self.make_document(log), log))
         except MamfError as error:  # a plugin's column failed or jinja2 is missing, but the log is complete
             warn(str(error))
             exit_code = error.exit_code
-        # Repeat the warnings about the machine here, next to the figures that they affect.
-        for finding in select_warnings(self.measured_run.findings):
-            warn(format_advice(finding).strip().partition(";")[0])
         if log.path.exists():
             print_line(f"log: {log.path}", choose_note_stream(self.options))
         return exit_code

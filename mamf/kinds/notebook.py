@@ -15,7 +15,7 @@ from mamf.logs.compare import Comparison
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.comparison import make_comparison_document
-from mamf.report.document import Block, Document, Lines, Table
+from mamf.report.document import Block, Document, Lines, Table, add_logged_warnings
 from mamf.report.kernels import make_group_table
 from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
@@ -62,7 +62,7 @@ def _(comparison: Comparison) -> str:
 @render_html.register
 def _(log: RunLog) -> str:
     document, shown_blocks, remaining_row_count = (
-        get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS)),
+        add_logged_warnings(get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS)), log),
         list[Block](),
         _MAX_LOG_ROWS,
     )

@@ -23,7 +23,7 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import MamfError, get_first_message_line
 from mamf.files import make_folder, write_file_atomically
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.machine.environment import get_package_version
+from mamf.machine.environment import get_package_version, list_logged_warnings
 from mamf.measurement import label_dtype
 
 CACHE_FOLDER_VARIABLE = "MAMF_CACHE"
@@ -73,7 +73,9 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         new, cached = _add_origin(ceiling, log, target), None
         with contextlib.suppress(MamfError, OSError):  # The new log replaces a file that cannot be read.
             cached = _read_cached_ceiling(target, regime)
-        if cached is None or _rank_for_cache(new) >= _rank_for_cache(cached):
+        is_other = cached is not None and new.date != cached.date  # a resumed find replaces its own ceiling
+        load_warnings = list_logged_warnings(log.header, load_only=True) if is_other else []
+        if cached is None or (not load_warnings and _rank_for_cache(new) >= _rank_for_cache(cached)):
             if target.is_symlink():
                 target.unlink()
             write_file_atomically(target, path.read_bytes())
@@ -81,7 +83,12 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
             reasons = ("has an unknown interval", "comes from an interrupted search", "is older")
             differs = [one != other for one, other in zip(_rank_for_cache(new), _rank_for_cache(cached), strict=True)]
             stored = f"the ceiling that was stored on {cached.date[:10]} ({cached.rate:.4g} {cached.unit})"
-            yield f"the {regime} ceiling {reasons[differs.index(True)]}, so mamf keeps {stored}"
+            why = (
+                f"was measured next to other work ({load_warnings[0]})"
+                if load_warnings
+                else reasons[differs.index(True)]
+            )
+            yield f"the {regime} ceiling {why}, so mamf keeps {stored}"
 
 
 def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:

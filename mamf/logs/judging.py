@@ -198,14 +198,15 @@ def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
 
 
 def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
-    """Find the rows whose 95 % interval is wider than the tolerance allows.
+    """Find the rows whose 95 % interval is wider than the tolerance allows, or unknown.
 
     Returns pairs of half the width of the interval, as a share of the rate, and the row. The widest interval is first.
     """
     known = [
         (each.interval.half_width / each.rate, each) for each in list_compared_rows(log) if each.rate and each.interval
     ]
-    return sorted((each for each in known if each[0] > tolerance), key=lambda each: -each[0])
+    noisy = (each for each in known if each[0] > tolerance or not (each[1].interval and each[1].interval.is_known))
+    return sorted(noisy, key=lambda each: -each[0])
 
 
 # -- making and judging claims -----------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -82,6 +82,8 @@ def quote_command_line() -> str:
 
 # ``mamf doctor`` warns that the host is busy if its CPU load, in percent, is at least this high.
 _MIN_BUSY_HOST_PERCENT = 50.0
+# Checks whose warning says that other work uses the CPU or the device.
+_LOAD_CHECKS = ("cpu load", "host load", "other processes")
 # The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
@@ -121,6 +123,16 @@ def format_advice(advice: Advice) -> str:
         f"to fix: {advice.command}" if is_warning and advice.command else "",
     ]
     return "; ".join(filter(None, parts))
+
+
+def list_logged_warnings(header: Mapping[str, Any], load_only: bool = False) -> list[str]:
+    """List the warnings about the machine that the header of a log records, without costs and remedies.
+
+    ``load_only``: leave out warnings that do not say that other work uses the CPU or the device.
+    """
+    label = f"{_VERDICT_LABELS['warning']} "
+    warnings = [text.partition(";")[0] for text in header.get("findings", ()) if text.startswith(label)]
+    return [text for text in warnings if not load_only or text.removeprefix(label).startswith(_LOAD_CHECKS)]
 
 
 @contextmanager

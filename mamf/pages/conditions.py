@@ -1,4 +1,4 @@
-"""Make the tables of a page about the device, the software and the settings of a run."""
+"""Make the parts of a page about the start, the device, the software and the settings of a run."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from mamf.report.document import Block, Table, make_text_table
+
+
+def format_start_time(header: Mapping[str, Any]) -> str:
+    return f"started {header['started'][:16].replace('T', ' ')}"
 
 
 def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:

@@ -24,7 +24,7 @@ from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_
 from mamf.node.report import make_node_chart, make_node_document
 from mamf.node.verdict import judge_devices
 from mamf.operations.unknown import get_operation, is_compute_roof
-from mamf.pages.conditions import make_conditions_blocks, make_name_value_table
+from mamf.pages.conditions import format_start_time, make_conditions_blocks, make_name_value_table
 from mamf.plans import OVERLAP, VERIFY
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import make_counters_document
@@ -370,7 +370,7 @@ def make_profile_content(path: Path, script: str, profile: Profile) -> LogConten
     return LogContent(
         path.name,
         f"{document.title} on {describe_device(profile)}",
-        [describe_largest_classes(profile), _format_start_time(header)],
+        [describe_largest_classes(profile), format_start_time(header)],
         document,
         condition_parts=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
@@ -398,12 +398,13 @@ def make_run_log_content(log: RunLog) -> LogContent:
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     verdict = next(yield_verdict_lines(log.measurements)) if log.plan.kind == VERIFY else ""
+    left_noun = "ceiling" if get_kind(log.plan).has_ceilings else "measurement"
     return LogContent(
         log.path.name,
         f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
             describe_machine(header),
-            f"{_format_start_time(header)}; {describe_end(log.summary)}",
+            f"{format_start_time(header)}; {describe_end(log.summary, left_noun=left_noun)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
@@ -421,10 +422,6 @@ def make_run_log_content(log: RunLog) -> LogContent:
         verdict,
         "good" if verdict.startswith("verify PASSED") else "bad" if verdict.startswith("verify FAILED") else "",
     )
-
-
-def _format_start_time(header: Mapping[str, Any]) -> str:
-    return f"started {header['started'][:16].replace('T', ' ')}"
 
 
 def _make_pictures(log: RunLog) -> Iterator[Picture]:

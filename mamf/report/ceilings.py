@@ -200,7 +200,7 @@ def make_find_document(
             [
                 *([f"no ceiling can be found: {reason}"] if reason else []),
                 *describe_unconfirmed_regimes(rows, ceilings, [] if reason else header["plan"]["regimes"]),
-                describe_end(summary),
+                describe_end(summary, left_noun="ceiling"),
             ]
         ),
     ]
@@ -242,7 +242,7 @@ def make_find_by_device_document(log: RunLog) -> Document:
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
         Table(columns, rows, key="ceilings"),
-        Answer([*spreads, describe_end(log.summary)]),
+        Answer([*spreads, describe_end(log.summary, left_noun="ceiling")]),
     ]
     return Document(
         f"ceilings of {log.header['device']['name']}", blocks, {"header": log.header, "summary": log.summary}

@@ -11,16 +11,20 @@ import io
 import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import itemgetter
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from mamf.backend import format_sharing_warning
 from mamf.kernel import Work
+from mamf.machine.environment import list_logged_warnings
 from mamf.measurement import Conditions, group_pairs
 from mamf.statistics import Interval
 from mamf.text import convert_to_csv_cell, escape_invisible_characters, escape_markdown
+
+if TYPE_CHECKING:
+    from mamf.logs.run_log import RunLog
 
 #: Text of a table cell without a value.
 MISSING_VALUE = "-"
@@ -183,15 +187,15 @@ def describe_machine(header: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [machine, format_sharing_warning(device["name"]), *by_path]))
 
 
-def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True) -> str:
+def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left_noun: str = "measurement") -> str:
     """Return how a run ended: its status and reason, the duration, and how much is left to measure. ``has_count``:
-    whether to add the number of measured rows.
+    whether to add the number of measured rows. ``left_noun``: what the number of what is left counts.
     """
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     count_left = summary.get("left")
-    left = f"; {format_count(count_left, 'measurement')} left: continue with --resume" if count_left else ""
+    left = f"; {format_count(count_left, left_noun)} left: continue with --resume" if count_left else ""
     measured = f"; {format_count(summary['measured'], 'measurement')}" if has_count else ""
     return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
 
@@ -349,6 +353,13 @@ class Document:
             names = dict.fromkeys(name for record in records for name in record)
             records[:] = [{name: record.get(name) for name in names} for record in records]
         return records_by_key
+
+
+def add_logged_warnings(document: Document, log: RunLog) -> Document:
+    """Add the warnings about the machine that a log records to its report, before the last block."""
+    headers = [part.header for part in log.part_logs] or [log.header]
+    warnings = list(dict.fromkeys(text for header in headers for text in list_logged_warnings(header)))
+    return replace(document, blocks=[*document.blocks[:-1], Lines(warnings), *document.blocks[-1:]])
 
 
 def make_columns_from_mappings(

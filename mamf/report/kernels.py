@@ -297,6 +297,7 @@ def make_kernels_document(
         answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
     for regime in dict.fromkeys(row.regime for row in rows):
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
+    end = describe_end(summary, left_noun="measurement" if confirmed_ceilings is None else "ceiling")
     blocks: list[Block] = [
         Lines(head),
         *([make_ceiling_table(list(confirmed_ceilings.values()), header)] if confirmed_ceilings else []),
@@ -304,7 +305,7 @@ def make_kernels_document(
         Lines([describe_best_kernel_counts(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),
         *make_part_table(rows),
-        Answer([*answers, *([] if answers or with_ceiling else ["no row was measured"]), describe_end(summary)]),
+        Answer([*answers, *([] if answers or with_ceiling else ["no row was measured"]), end]),
     ]
     return Document(
         f"{operation} on {header['device']['name']}", blocks, {"header": header, "summary": summary}, "measurements"

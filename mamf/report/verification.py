@@ -41,6 +41,10 @@ from mamf.statistics import compute_median_ignoring_none
 MeasuredRows = Sequence[Measurement]
 #: The status of rows whose result was wrong.
 WRONG_STATUS = "wrong_result"
+_LOST_NAN_NOTE = (
+    "lost NaN: in this many problems, outputs were numbers although an operand had a NaN; kernels may do this, so mamf "
+    "does not count it as wrong"
+)
 
 
 def count_verified_items(rows: MeasuredRows) -> dict[str, int]:
@@ -179,6 +183,7 @@ def make_verification_document(log: RunLog) -> Document:
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
         Table(_make_check_columns(log.header), [groups[key] for key in wrong_first], key="checks"),
+        Lines([_LOST_NAN_NOTE] if any(LOST_NAN_KEY in row.details for row in rows) else []),
         Table(_CONDITION_COLUMNS, list(rows_by_regime.values()), key="states"),
         Lines(
             [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in operations_by_reference.items()],

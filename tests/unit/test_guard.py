@@ -325,8 +325,25 @@ def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monk
     code, _, err = guard("--update")
     assert code == 1
     (line,) = [line for line in err.splitlines() if "no baseline was written" in line]
-    assert "4 of 4 rows vary by more than the tolerance of 2 %, most of all simulated-attention" in line
+    assert "4 of 4 rows vary by more than the tolerance of 2 % or have an unknown interval, most of all" in line
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
+
+
+def test_a_baseline_whose_interval_is_unknown_is_refused_with_any_tolerance(guard, monkeypatch):
+    before = (guard.folder / "baseline.jsonl").read_bytes()
+    (guard.folder / "guard.toml").write_text(f"tolerance = 0.99\n{FILE}")
+    unknown = replace(NOISY, repeatability=Repeatability(0.2))  # more than 50 %, but less than the tolerance
+    monkeypatch.setattr(SimulatedBackend, "burst_traits", unknown)
+    code, _, err = guard("--update")
+    assert (code, "4 of 4 rows vary" in err) == (1, True)
+    assert (guard.folder / "baseline.jsonl").read_bytes() == before
+
+
+def test_an_update_says_what_it_stored(guard):
+    code, out, _ = guard("--update")
+    assert code == 0
+    (line,) = [line for line in out.splitlines() if line.startswith("baseline: ")]
+    assert line.startswith("baseline: baseline.jsonl has 4 rows: each rate combines up to 9 rounds (the table shows")
 
 
 @pytest.mark.parametrize("ended", [0, None, 7])

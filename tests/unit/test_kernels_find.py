@@ -58,4 +58,4 @@ def test_a_budget_is_kept_and_says_what_is_lacking(run, tmp_path):
     assert code == 0
     assert (log.summary["status"], log.summary["reason"]) == ("interrupted", "the budget ended")
     assert log.summary["left"] == 4 - len(log.other_ceilings) > 0
-    assert f"{log.summary['left']} measurements left: continue with --resume" in out
+    assert f"{log.summary['left']} ceilings left: continue with --resume" in out

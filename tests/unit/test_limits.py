@@ -17,7 +17,7 @@ from refusals import assert_refused
 import mamf
 from mamf.backend import Advice
 from mamf.cli import main
-from mamf.errors import MAX_RUN_ROWS, MamfError, UsageError, count_values, require_rows_within_limit
+from mamf.errors import MAX_RUN_ROWS, MamfError, MamfWarning, UsageError, count_values, require_rows_within_limit
 from mamf.logs.run_log import read_run_log
 from mamf.operation import parse_range
 from mamf.operations.attention.operation import AttentionProblem
@@ -184,6 +184,18 @@ def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
     with redirect_stderr(Gone()):
         assert main([*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl"]) == 0
     assert read_run_log(tmp_path / "run.jsonl").tier == "complete"
+
+
+@pytest.mark.parametrize("format_name", ["markdown", "table"])
+def test_a_warning_about_the_machine_is_in_the_report_of_the_log_once(run, monkeypatch, format_name):
+    finding = Advice("host load", "warning", "it is busy", "rates are noisy")
+    monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: finding)
+    sizes = ["--m", "64", "--n", "64", "--k", "64"]
+    code, out, err = run(*SWEEP, *sizes, "--output", "run.jsonl", "--format", format_name)
+    assert (code, out.count("host load: it is busy"), err.count("host load: it is busy")) == (0, 1, 1)
+    assert run("show", "run.jsonl", "--format", format_name)[1].count("WARN host load: it is busy") == 1
+    with pytest.warns(MamfWarning, match="^WARN host load: it is busy; rates are noisy$"):
+        mamf.sweep(["64x64x64"], backend=DEVICE[1], kernel=KERNEL[1], log=run.folder / "api.jsonl").close()
 
 
 CLOSED = "cannot print, because stdout is closed: redirect it to a file or to /dev/null"

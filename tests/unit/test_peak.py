@@ -69,11 +69,12 @@ def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path)
     assert "a device with this name in this machine" in mamf.peak(device(uuid_hash=None)).description
 
 
-def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bfloat16"):
+def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bfloat16", finding=""):
     """The log of the H200, changed in what the rule of the cache compares."""
     header, *records = H200.read_text().replace('"out_dtype": "bfloat16"', f'"out_dtype": "{output}"').splitlines()
     first = json.loads(header)
     first["started"] = day + first["started"][10:]
+    first["findings"] = [finding]
     records = [json.loads(record) for record in (records if is_whole else records[:-1])]
     for record in records:
         if record["record"] == "ceiling" and not is_known:
@@ -103,6 +104,21 @@ def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_pa
         "is not stored for 'mamf peak': " in line and f" ceiling {reason}, so mamf keeps the ceiling" in line
         for line in said
     )
+
+
+@pytest.mark.parametrize("check", ["cpu load", "host load", "other processes"])
+def test_a_find_next_to_other_work_replaces_no_other_find(cache, same_torch, tmp_path, check):
+    busy = log_like(tmp_path / "busy.jsonl", day="2026-11-22", finding=f"WARN {check}: 1 found; rates are lower")
+    quiet = log_like(tmp_path / "quiet.jsonl", day="2026-11-23", finding=f"ok   {check}: none found")
+    for log in (busy, busy, quiet):  # it is stored where nothing is, and may replace itself
+        ceiling_cache.cache_ceilings(log, pytest.fail)
+        assert {path.read_bytes() for path in cache.iterdir()} == {log.read_bytes()}
+    later = log_like(tmp_path / "later.jsonl", day="2026-11-24", finding=f"WARN {check}: 1 found; rates are lower")
+    said = []
+    ceiling_cache.cache_ceilings(later, said.append)
+    assert {path.read_bytes() for path in cache.iterdir()} == {quiet.read_bytes()}
+    assert len(said) == 2
+    assert all(f"was measured next to other work (WARN {check}: 1 found), so mamf keeps" in line for line in said)
 
 
 def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path):

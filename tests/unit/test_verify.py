@@ -100,6 +100,15 @@ def test_a_wrong_card_exits_with_3_and_names_the_command_that_repeats_it(run, mo
     assert {row.shape for row in read_run_log(run.folder / "again.jsonl").measurements} == {first.shape}
 
 
+def test_a_lost_nan_is_explained_where_it_is_shown(run):
+    run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
+    assert "lost NaN" not in run("show", "log.jsonl")[1]
+    path = run.folder / "log.jsonl"
+    path.write_text(path.read_text().replace('"details": {', '"details": {"lost NaN": 3, ', 1))
+    lines = run("show", "log.jsonl")[1].splitlines()
+    assert sum(line.startswith("lost NaN: in this many problems") for line in lines) == 1
+
+
 def test_a_resumed_run_goes_on_with_the_next_problem(run):
     run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
     before = read_run_log(run.folder / "log.jsonl").measurements

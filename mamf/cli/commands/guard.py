@@ -268,6 +268,7 @@ class _GuardSession(Session):
     def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import find_noisy_rows
         from mamf.report.comparison import format_as_percent
+        from mamf.report.document import format_count
 
         baseline = self.options.baseline
         if log.tier != "complete":
@@ -277,12 +278,19 @@ class _GuardSession(Session):
             )
         elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
             self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
+            tolerance = format_as_percent(self.options.tolerance)
             warn(
                 f"no baseline was written: {len(noisy_rows)} of {len(self.plan.list_steps())} rows vary by more than "
-                f"the tolerance of {format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
-                f"(+-{format_as_percent(round(half_width, 4))}); measure while nothing else runs on the "
-                "machine, or raise tolerance"
+                f"the tolerance of {tolerance} or have an unknown interval, most of all {row.kernel} {row.shape} "
+                f"(+-{format_as_percent(round(half_width, 4))}); measure while nothing else runs on the machine, or "
+                "raise tolerance"
             )
         else:
             write_file_atomically(baseline, log.path.read_bytes())
-            print_line(f"baseline: {baseline}", choose_note_stream(self.options))
+            half_widths = [half_width for half_width, _ in find_noisy_rows(log, -1.0)]
+            print_line(
+                f"baseline: {baseline} has {format_count(len(half_widths), 'row')}: each rate combines up to "
+                f"{self.options.rounds} rounds (the table shows only the first), and the widest interval is "
+                f"+-{format_as_percent(round(max(half_widths, default=0.0), 4))}",
+                choose_note_stream(self.options),
+            )

@@ -85,6 +85,7 @@ def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document
     from mamf.logs.compare import require_same_card
     from mamf.operations.unknown import get_operation
     from mamf.profiling.counters.report import make_counters_document
+    from mamf.report.document import add_logged_warnings
 
     roofs = read_roofs(options)
     if roofs is not None:
@@ -94,6 +95,9 @@ def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document
                 "'mamf roofline LOG --ceiling LOG'"
             )
         require_same_card(log, roofs)
-    if log.counter_records:
-        return make_counters_document(log)
-    return get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs))
+    document = (
+        make_counters_document(log)
+        if log.counter_records
+        else get_kind(log.plan).make_document(log, ReportOptions(options.top, roofs))
+    )
+    return add_logged_warnings(document, log)

@@ -205,8 +205,8 @@ def _read_readable_logs(paths: Sequence[Path]) -> list[LogContent]:
             errors.append(error)
     if not contents:
         raise errors[0]
-    for error in errors:
-        warnings.warn(f"the page leaves out a log: {error}", MamfWarning, stacklevel=2)
+    for reason in map(str, errors):
+        warnings.warn(f"the page leaves out a log: {reason}", MamfWarning, stacklevel=2)
     return contents
 
 

@@ -16,6 +16,7 @@ from mamf.errors import DeviceLostError, get_first_message_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import get_kind
 from mamf.logs.recording import (
+    PYTHON_COMMAND,
     LogRecord,
     RunEnd,
     check_device_after_run,
@@ -64,7 +65,7 @@ class Run(RunSetup):
     may_add_number_to_name: bool = False
     resumed_log: ResumedLog | None = None
     known_ceilings: AnyCeilings = field(default_factory=dict)
-    command: str = "from Python"
+    command: str = PYTHON_COMMAND
     notes: str = ""
     advice: Sequence[Advice] = ()
     shield_from_signals: Callable[[], AbstractContextManager[None]] = nullcontext

@@ -66,6 +66,8 @@ OPTIONS_CLASS_BY_KIND: Mapping[str, type] = {
 }
 #: The name of the field ``Plan.kind`` in a log.
 _KIND_FIELD = "command"
+#: The command in the header of a log whose run Python code started.
+PYTHON_COMMAND = "from Python"
 #: The type of a value in a log, by its type in a plan, where the two types differ.
 _LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Int64}
 #: Fields that have another type in a log than in a plan, by class: JSON cannot store infinity, and logs limit the

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -10,11 +11,12 @@ from typing import Any
 
 from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
-from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, UsageError
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, MamfWarning, RunLogError, UsageError
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.recording import PYTHON_COMMAND
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import is_shared_folder, read_log_or_shared_run
 from mamf.measurement import IDLE_LABEL, Measurement
@@ -22,7 +24,8 @@ from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_
 from mamf.node.report import make_node_chart, make_node_document
 from mamf.node.verdict import judge_devices
 from mamf.operations.unknown import get_operation, is_compute_roof
-from mamf.plans import OVERLAP
+from mamf.pages.conditions import format_start_time, make_conditions_blocks, make_name_value_table
+from mamf.plans import OVERLAP, VERIFY
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import make_counters_document
 from mamf.profiling.log import (
@@ -72,6 +75,7 @@ from mamf.report.shares import (
     make_problem_title_in_words,
 )
 from mamf.report.studies import compute_kept_rate_ranges
+from mamf.report.verification import yield_verdict_lines
 
 #: Maximum number of headline figures on a page, and of rows in a table.
 _MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
@@ -111,6 +115,7 @@ class LogContent:
     - ``name``: identifies the log on the page.
     - ``document``: the report of the log.
     - ``figures``, ``facts``: headline figures that are rates, and headline figures that are not.
+    - ``verdict``, ``verdict_color``: the verdict of a verification, and its color on the page.
     - ``condition_parts``: blocks about the device, the software and the settings.
     - ``log``: the log of a run of mamf or mamf-finder, None for a profile.
     """
@@ -125,6 +130,8 @@ class LogContent:
     command: str = ""
     log: RunLog | FinderRun | None = None
     facts: Sequence[Fact] = ()
+    verdict: str = ""
+    verdict_color: str = ""
 
     @property
     def sections(self) -> list[Section]:
@@ -142,7 +149,9 @@ class LogContent:
             Section("Pictures", self.pictures, is_open=len(panels) <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.condition_parts, is_open=is_short and len(panels) <= _MAX_OPEN_PANELS),
-            Section("Reproduce it", [CopyableCommand(self.command)] if self.command else []),
+            Section(
+                "Reproduce it", [CopyableCommand(self.command)] if self.command not in ("", PYTHON_COMMAND) else []
+            ),
         ]
 
 
@@ -160,12 +169,17 @@ def make_report_page(paths: Sequence[Path]) -> Page:
     if len(paths) == len(folders) == 1:
         return _make_folder_page(paths[0])
     sources = [read_log_content(path) for path in paths if path not in folders]
-    pages = [_make_folder_page(path) for path in folders]
+    return _make_page_of_contents(sources, [_make_folder_page(path) for path in folders])
+
+
+def _make_page_of_contents(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
+    """Return a page for the contents of logs and the pages of folders."""
     if pages or len(sources) > 1:
         return _make_comparison_page(sources, pages)
     source = sources[0]
     return Page(
         *(source.title, source.intro_lines, [*(each.fact for each in source.figures), *source.facts]),
+        *(source.verdict, source.verdict_color),
         sections=source.sections,
     )
 
@@ -178,7 +192,22 @@ def _make_folder_page(path: Path) -> Page:
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
         raise UsageError(f"{path} has no logs: give a folder that has run logs, such as that of 'mamf node'")
-    return make_report_page(logs)
+    return _make_page_of_contents(_read_readable_logs(logs), [])
+
+
+def _read_readable_logs(paths: Sequence[Path]) -> list[LogContent]:
+    """Read logs. Warn of unreadable logs and skip them. Raises RunLogError if no log is readable."""
+    contents, errors = [], []
+    for path in paths:
+        try:
+            contents.append(read_log_content(path))
+        except RunLogError as error:
+            errors.append(error)
+    if not contents:
+        raise errors[0]
+    for reason in map(str, errors):
+        warnings.warn(f"the page leaves out a log: {reason}", MamfWarning, stacklevel=2)
+    return contents
 
 
 def _make_node_page(path: Path) -> Page:
@@ -328,7 +357,7 @@ def make_finder_content(name: str, run: FinderRun) -> LogContent:
         make_finder_document(run, _MAX_TABLE_ROWS),
         [make_side_by_side_chart([make_compared_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures[:_MAX_HEADLINE_FIGURES],
-        [_make_name_value_table(known)] if known else [],
+        [make_name_value_table(known)] if known else [],
         run.command or "",
         run,
     )
@@ -341,7 +370,7 @@ def make_profile_content(path: Path, script: str, profile: Profile) -> LogConten
     return LogContent(
         path.name,
         f"{document.title} on {describe_device(profile)}",
-        [describe_largest_classes(profile), _format_start_time(header)],
+        [describe_largest_classes(profile), format_start_time(header)],
         document,
         condition_parts=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
@@ -368,18 +397,19 @@ def make_run_log_content(log: RunLog) -> LogContent:
         else get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
+    verdict = next(yield_verdict_lines(log.measurements)) if log.plan.kind == VERIFY else ""
     left_noun = "ceiling" if get_kind(log.plan).has_ceilings else "measurement"
     return LogContent(
         log.path.name,
         f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
         [
             describe_machine(header),
-            f"{_format_start_time(header)}; {describe_end(log.summary, left_noun=left_noun)}",
+            f"{format_start_time(header)}; {describe_end(log.summary, left_noun=left_noun)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
         [] if log.counter_records else list(_make_pictures(log)),
-        [] if log.plan.kind == OVERLAP else list(_list_headline_figures(log)),
+        [] if log.plan.kind in (OVERLAP, VERIFY) else list(_list_headline_figures(log)),
         make_conditions_blocks(header),
         header["command"],
         log,
@@ -389,11 +419,9 @@ def make_run_log_content(log: RunLog) -> LogContent:
         ]
         if log.plan.kind == OVERLAP
         else [],
+        verdict,
+        "good" if verdict.startswith("verify PASSED") else "bad" if verdict.startswith("verify FAILED") else "",
     )
-
-
-def _format_start_time(header: Mapping[str, Any]) -> str:
-    return f"started {header['started'][:16].replace('T', ' ')}"
 
 
 def _make_pictures(log: RunLog) -> Iterator[Picture]:
@@ -467,34 +495,3 @@ def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, note
     rest = [note for note in notes if note and note != shares.describe_mamfu(row)]
     label, rate = f"MAMFU of the best {row.operation}, {title}", format_rate(row.best_rate, row.work.unit)
     return Fact(label, format_percent(share), "%", [rate, *rest])
-
-
-def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:
-    """Return a table of device, software and settings, and one of the findings of ``mamf doctor``, problems first."""
-    device, environment = header["device"], header["environment"]
-    clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
-    rows = {
-        "device": device["name"],
-        "maximum clock": f"{clock / 1e6:.0f} MHz" if clock else None,
-        "power limit": f"{watts:.0f} W" if watts else None,
-        "memory": f"{memory / 2**30:.0f} GiB" if memory else None,
-        "driver": device.get("driver"),
-        **device.get("versions", {}),
-        **environment.get("packages", {}),
-        "python": environment.get("python"),
-        "system": environment.get("os"),
-        "timer": header["timer"],
-        "mamf": header.get("tool", {}).get("version"),
-        **environment.get("variables", {}),
-    }
-    checks = [str(finding).partition(" ") for finding in header.get("findings", ())]
-    checks.sort(key=lambda each: each[0].lower() == "ok")
-    return [
-        _make_name_value_table(rows),
-        make_text_table(("check", "found"), [(level, text.strip()) for level, _, text in checks]),
-    ]
-
-
-def _make_name_value_table(values: Mapping[str, Any]) -> Table[Any]:
-    """Return a table with a row for each name and its value. Names with an unknown or empty value are left out."""
-    return make_text_table(("what", "value"), [(name, str(value)) for name, value in values.items() if value])

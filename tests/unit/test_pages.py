@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mamf.cli import main
-from mamf.errors import UsageError
+from mamf.errors import MamfWarning, RunLogError, UsageError
 from mamf.logs.run_log import read_run_log
 from mamf.pages.report import make_report_page, make_run_log_content
 from mamf.report.document import Answer
@@ -129,6 +129,22 @@ def test_a_log_of_mamf_finder_stands_beside_a_new_one():
 def test_a_folder_without_logs_is_refused(tmp_path):
     with pytest.raises(UsageError, match="has no logs"):
         make_report_page([tmp_path])
+
+
+def test_a_folder_with_an_unreadable_log_has_a_page_of_the_other_logs(tmp_path):
+    (tmp_path / "killed.jsonl").touch()
+    with pytest.raises(RunLogError, match=r"killed\.jsonl has no complete line"):
+        make_report_page([tmp_path])
+    (tmp_path / FIND.name).write_bytes(FIND.read_bytes())
+    with pytest.warns(MamfWarning, match=r"leaves out a log: .*killed\.jsonl") as warned:
+        assert make_report_page([tmp_path]).title == make_report_page([FIND]).title
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(("name", "has_command"), [("float32-burst-20261122-000620", False), ("", True)])
+def test_a_page_shows_only_a_command_that_a_shell_runs(name, has_command):
+    page = make_report_page([H200 / f"bandwidth-{name}.jsonl" if name else FIND])
+    assert any(section.heading == "Reproduce it" and section.parts for section in page.sections) == has_command
 
 
 HOSTILE = "</style></script><script>window.pwned=1</script><img src=x onerror=pwned()>\"'\x1b[31m\u202e{{7*7}}"

@@ -18,6 +18,7 @@ from mamf.logs.shared_runs import find_shared_logs, read_log_or_shared_run
 from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
 from mamf.node.verdict import NodeDevice
+from mamf.pages.report import make_report_page
 from mamf.plugins.discovery import make_operation
 from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_verified_items
 from mamf.testing import Physics, SimulatedBackend
@@ -80,12 +81,17 @@ def test_a_clean_run_says_what_it_excludes(run):
     assert summary["values"] > 1e6 * summary["launches"]
     code, shown, _ = run("show", "clean.jsonl")
     assert (code, shown.splitlines()[-1]) == (0, out.splitlines()[-2])
+    page = make_report_page([run.folder / "clean.jsonl"])
+    assert (page.facts, page.verdict_color, page.verdict in out) == ([], "good", True)
+    assert page.verdict.startswith("verify PASSED: 0 of ")
 
 
 def test_a_wrong_card_exits_with_3_and_names_the_command_that_repeats_it(run, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit_index=0))
     code, out, _ = run("verify", *PLAN, "--budget", "0.02s", "--output", "wrong.jsonl")
     assert (code, "verify FAILED" in out) == (3, True)
+    page = make_report_page([run.folder / "wrong.jsonl"])
+    assert (page.verdict_color, page.verdict.startswith("verify FAILED: ")) == ("bad", True)
     again = next(line for line in out.splitlines() if "again: mamf" in line).partition("mamf ")[2]
     first = next(row for row in read_run_log(run.folder / "wrong.jsonl").measurements if row.status == "wrong_result")
     words = shlex.split(again)

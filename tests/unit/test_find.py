@@ -617,6 +617,7 @@ def test_ctrl_c_tells_what_is_confirmed_and_what_is_scouted(find, on_launch, tmp
     code, out, _ = find("--dtype", "bfloat16", "float16", "--output", "run.jsonl")
     assert code == 130
     assert "interrupted: by the user" in out
+    assert bool(re.search(r"; [12] ceilings? left: continue with --resume", out)) != is_confirmed
     # The dtypes to come are interrupted too.
     (path,) = tmp_path.iterdir()
     log = read_run_log(path)

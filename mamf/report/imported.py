@@ -128,7 +128,7 @@ def _convert_run_log(log: RunLog) -> ComparedRun:
     )
 
 
-def make_side_by_side_document(a: ComparedRun, b: ComparedRun, top: int | None = None) -> Document:
+def make_side_by_side_document(a: ComparedRun, b: ComparedRun, *, top: int | None = None) -> Document:
     """Return a report that compares two runs without a verdict: their MAMF and MSMF if both runs have them, or their
     common shapes. ``top``: the maximum number of rows for people; None for all rows. Raises UsageError if the runs have
     nothing in common.

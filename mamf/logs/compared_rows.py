@@ -60,7 +60,7 @@ _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 _TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of Student's t distribution that match the tails of row errors (True: in the sustained regime).
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# In the sustained regime, the power controller has two states. This is half the difference of their rates, 1.1 %.
+# In the sustained regime, the rates in the two states of the power controller differ by 1.1 %. This is half of it.
 _POWER_STATE_ERROR_SHARE = 0.0055
 _SUSTAINED_RUN_SHIFT_SHARE = 0.0012  # the shift that all rows of a sustained run have in common, relative to the rate
 

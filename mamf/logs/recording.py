@@ -70,7 +70,7 @@ _KIND_FIELD = "command"
 PYTHON_COMMAND = "from Python"
 #: Maps the type of a value in a plan to its type in a log, for types that a log stores differently.
 _LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Int64}
-#: Maps a class to those of its fields that have a special type in a log, because JSON cannot store infinity, and because
+#: Maps a class to those of its fields that have a special type in a log, because JSON cannot store infinity and
 #: logs limit the range of used cycles.
 _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},

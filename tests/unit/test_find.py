@@ -130,7 +130,7 @@ def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(p
     header = {"device": {"name": "card", "compute_units": None}}
     assert (
         any(
-            "so something probably slowed the device" in line
+            "something probably slowed the device later" in line
             for line in describe_ceiling_accuracy(ceiling, rows, header)
         )
         != is_known

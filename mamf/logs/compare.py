@@ -351,7 +351,7 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     measured = [row for row in rows if row.rate is not None]
     if not measured:
         return f"{log.path} has no measured row"
-    return f"{log.path} has, for example, {measured[0].shape} with {measured[0].kernel}"
+    return f"{log.path} has, for example, a row of shape {measured[0].shape} with kernel {measured[0].kernel}"
 
 
 # -- which logs can be compared, and by which fields their rows are paired ---------------------------------------------

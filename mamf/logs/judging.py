@@ -200,7 +200,7 @@ def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
 def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
     """Find the rows whose 95 % interval is wider than the tolerance allows, or unknown.
 
-    Returns pairs of half the width of the interval, as a share of the rate, and the row. The widest interval is first.
+    Returns pairs (half width, row), the widest interval first. The half width of the interval is a share of the rate.
     """
     known = [
         (each.interval.half_width / each.rate, each) for each in list_compared_rows(log) if each.rate and each.interval

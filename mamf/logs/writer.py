@@ -44,7 +44,8 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
 
     @classmethod
     def create(cls, path: Path, header: Mapping[str, Any], may_add_number_to_name: bool = False) -> RunLogWriter:
-        """Start a new log with a header. If the process is killed meanwhile, no file without a header is left behind.
+        """Start a new log with a header. If the process is killed while this method runs, no file without a header is
+        left behind.
 
         ``may_add_number_to_name``: whether to add a number to the name of the file if the name is taken. Raises
         UsageError if the file exists or cannot be created, and RunLogWriteError if the disk is full.

@@ -148,8 +148,8 @@ def _describe_temperature(ceiling: Ceiling) -> str:
 def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     if has_faster_visit(ceiling, rows):
         return (
-            "the interval is unknown: this shape was faster earlier in the run, so the device was busy later; "
-            "run 'mamf find' again"
+            "the interval is unknown: this shape was faster earlier in the run, so something probably slowed the "
+            "device later; run 'mamf find' again"
         )
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:

@@ -130,9 +130,10 @@ def _convert_run_log(log: RunLog) -> ComparedRun:
     )
 
 
-def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
+def make_side_by_side_document(a: ComparedRun, b: ComparedRun, *, top: int | None = None) -> Document:
     """Return a report that compares two runs without a verdict: their MAMF and MSMF if both runs have them, or their
-    common shapes. Raises UsageError if the runs have nothing in common.
+    common shapes. ``top``: the maximum number of rows for people; None for all rows. Raises UsageError if the runs have
+    nothing in common.
     """
     names = [name for name in a.headline_by_name if name in b.headline_by_name]
     if names:
@@ -164,7 +165,7 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     shape_ratios = f"{format_count(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
-        Table(columns, names),
+        Table(columns, names, max_shown_rows=top),
         Lines([f"mamf gives no verdict: {_explain_missing_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
         Answer([headline_ratios or shape_ratios]),
     ]

@@ -421,22 +421,18 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
     yield Column("other", "with", lambda pair: pair.work_names[1], is_left_aligned=True)
     yield Column("size", "size", lambda pair: pair.buffer_size_text, is_left_aligned=True)
     yield Column("blocks", "blocks", lambda pair: pair.matmul_row.problem.blocks or None)
-    for timed, unit, factor in ((MATMUL_WORK, "TFLOPS", 1.0), (OTHER_WORK, "GB/s", 1e3)):
+    # A narrow terminal hides the rates of the other work first, then those of the matmul, and the intervals last.
+    for timed, unit, factor, drop_priority in ((MATMUL_WORK, "TFLOPS", 1.0, 2), (OTHER_WORK, "GB/s", 1e3, 4)):
         for alone, name, title in ((True, "alone", f"{unit} alone"), (False, "together", "together")):
             yield Column(
                 *(make_rate_key(f"{timed}_{name}", unit), title, make_rate_reader(timed, alone, factor)),
-                *(format_four_digits, 1 if alone else 2),
+                *(format_four_digits, drop_priority if alone else drop_priority + 1),
             )
-        yield Column(
-            f"{timed}_kept", "kept %", partial(OverlapPair.compute_kept_rate_share, timed_work=timed), format_percent
-        )
-        yield Column(
-            f"{timed}_kept_half_width",
-            "+-%",
-            partial(OverlapPair.compute_relative_half_width, timed_work=timed),
-            format_percent,
-            3,
-        )
+        read_kept_share = partial(OverlapPair.compute_kept_rate_share, timed_work=timed)
+        kept_title = "kept %" if timed == MATMUL_WORK else "other kept %"
+        yield Column(f"{timed}_kept", kept_title, read_kept_share, format_percent)
+        read_half_width = partial(OverlapPair.compute_relative_half_width, timed_work=timed)
+        yield Column(f"{timed}_kept_half_width", "+-%", read_half_width, format_percent, 1)
 
 
 def make_overlap_document(

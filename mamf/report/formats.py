@@ -91,7 +91,7 @@ def _shorten_column(column: Column[Any], table: Table[Any], width: int) -> Colum
 
 
 def shorten_middle(text: str, max_characters: int) -> str:
-    """Replace the middle of a text that is longer than ``max_characters`` by two dots. Both ends stay, because long
+    """Replace the middle of a text that is longer than ``max_characters`` by two dots. Keep both ends, because long
     kernel names often differ only there.
     """
     tail = (max_characters - 2) // 2

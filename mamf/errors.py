@@ -211,7 +211,7 @@ def require_whole_number(label: str, value: object, minimum: int = 1, maximum: i
 
 
 def parse_digits(digits: str) -> int:
-    """Parse a whole number from its digits. Raises UsageError if the number has more digits than the largest size."""
+    """Parse a whole number from its digits. Raises UsageError if it has too many digits for a size."""
     if len(digits) > _MAX_NUMBER_DIGITS and len(digits.lstrip("0")) > _MAX_NUMBER_DIGITS:
         raise UsageError(f"{shorten_value(digits)} is too large: the maximum is {MAX_SIZE}")
     return int(digits)

@@ -91,7 +91,7 @@ class Roofs:
         if (MEMORY_LEVEL, row.regime) in self.bandwidth_ceilings or not reads_operands(row.problem):
             return None
         find_command = f"mamf find --operation bandwidth --regime {row.regime}"
-        return f"no {row.regime} bandwidth ceiling of memory is known: measure it with '{find_command}'"
+        return f"the memory bandwidth in {row.regime} is not known: measure it with '{find_command}'"
 
 
 @dataclass(frozen=True)

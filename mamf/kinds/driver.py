@@ -175,8 +175,8 @@ class Run(RunSetup):
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
 
-        ``is_idle``: True if the device has finished its work. Only in this case check the timer again, and whether
-        other processes share the card: after a failure or an interruption the device may never answer.
+        ``is_idle``: True if the device has finished its work. If False, as after a failure or an interruption, do not
+        check the timer and the sharing of the card again, because the device may never answer.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}

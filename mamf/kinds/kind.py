@@ -98,7 +98,7 @@ class RunKind:
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
         given_ceilings = report_options.roofs.compute_ceilings if report_options.roofs else {}
-        # Of the given ceilings, keep those of the dtypes and regimes of rows.
+        # Keep only the given ceilings that some row needs for its share: those with the dtype and regime of the row.
         row_ceilings = (find_row_ceiling(row, given_ceilings) for row in log.measurements if row.work.has_matmul_flop)
         used_ceilings = {(each.dtype, each.regime): each for each in row_ceilings if each is not None}
         shares = ShareCalculator(

@@ -21,7 +21,7 @@ from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
 from mamf.report.shares import ShareCalculator, make_ceiling_table
 
-#: The maximum number of rows in one table, which shows the best rows, and in all tables of a log together.
+#: A table shows its best rows, at most _MAX_TABLE_ROWS. All tables of a log together show at most _MAX_LOG_ROWS rows.
 _MAX_TABLE_ROWS, _MAX_LOG_ROWS = 10, 50
 
 

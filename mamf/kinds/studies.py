@@ -91,10 +91,11 @@ class GuardKind(RunKind):
         return f"{GUARD} FILE.toml"
 
 
-#: If a run has a budget, each row of a pair of works takes at least this many seconds.
+#: The minimum duration of a row in seconds. If a run has a time budget, rows are made shorter to fit, but not shorter
+#: than this.
 _MIN_OVERLAP_ROW_SECONDS = 1.0
-#: How many times as long as a row a pair takes: mamf measures the matmul, the other work, and both at once, and loads
-#: the device for up to the same time before each of the three.
+#: The time to measure a pair of matmul and other work, in multiples of the time for one row. mamf measures the matmul,
+#: the other work, and both at once, and loads the device for up to one row's time before each of the three.
 _OVERLAP_ROWS_PER_PAIR = 6
 
 
@@ -110,7 +111,7 @@ class OverlapKind(RunKind):
 
         plan = setup.plan
         pairs, budget_seconds = list_overlap_pairs(setup.remaining_steps), plan.budget_seconds or math.inf
-        # Make the rows shorter if all pairs would not fit into the budget.
+        # Shorten the rows so that all pairs fit into the budget.
         fitting_seconds = max(_MIN_OVERLAP_ROW_SECONDS, budget_seconds / (_OVERLAP_ROWS_PER_PAIR * max(1, len(pairs))))
         row_seconds = plan.seconds or min(DEFAULT_ROW_SECONDS, fitting_seconds)
         return OverlapStrategy(setup.backend, WorkPairKernel(), pairs, row_seconds, budget_seconds, setup.report_phase)
@@ -140,7 +141,7 @@ class RooflineKind(FindKind):
 
 
 class VerifyKind(RunKind):
-    """A kind of run that launches kernels on random problems, and checks the whole of each output."""
+    """A kind of run that launches kernels on random problems, and checks every element of each output."""
 
     name = VERIFY
     noun_phrase = "a verification"
@@ -173,7 +174,7 @@ class ReproduceKind(RunKind):
 
     name = REPRODUCE
     noun_phrase = "a reproduction"
-    is_accepted_in_results = False  # The claims chose what was measured, so the rows are not a fair sample.
+    is_accepted_in_results = False  # The claims selected the rows, so they do not represent the device.
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.strategies.studies import ReproduceStrategy

@@ -5,9 +5,9 @@ Which rows are compared:
 
 - Sweeps, including attention: every measured row, except those of the reference matmul (which shows drift) and of the
   search for a ceiling.
-- Two logs of ``mamf find``: their ceilings, one row per regime, because it is chance which of several equally fast
-  shapes ``mamf find`` names.
-- A log of ``mamf find`` and that of another kind of run: the candidate shapes that ``mamf find`` measured again to
+- Two logs of ``mamf find``: their ceilings, one row per regime, because chance decides which of several equally fast
+  shapes ``mamf find`` reports.
+- A log of ``mamf find`` and a log of another kind of run: the candidate shapes that ``mamf find`` measured again to
   confirm them. The measurements by which it chose the candidates are never compared, because the best of many noisy
   rates is biased upward (the winner's curse).
 - Logs of ``mamf guard``: the repeated measurements of a row if its first one looked slow or noisy, otherwise the first.
@@ -56,7 +56,7 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 # The verdict is UNDECIDED if the probability that both intervals contain the true rates is below this value. With three
-# samples on each side, the probability is equal to this value.
+# samples per side, the probability is exactly this value.
 MIN_INTERVAL_COVERAGE = 0.5
 # The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
 _NOMINAL_COVERAGE = 0.9 - 1e-9
@@ -107,8 +107,8 @@ class RowPair:
 
     @property
     def temperature_effect(self) -> float:
-        """The largest relative difference of the rates that the different temperatures of A and B may explain; 0 if
-        one of the temperatures is unknown.
+        """The largest relative difference between the rates of A and B that their different temperatures can explain; 0
+        if either temperature is unknown.
         """
         if self.a.celsius is None or self.b.celsius is None:
             return 0.0
@@ -241,15 +241,17 @@ class Comparison(NotebookTable):
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
     def is_slower(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
-        """Return whether B is slower than A: a single row, or the pooled rows of a regime, are a regression."""
+        """Return whether B is slower than A, which is true if any single row, or the pooled rows of any regime, is a
+        regression.
+        """
         return bool(self.find_regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.pooled_rows)
 
 
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Compare two logs, or several equal runs on each side, row by row.
 
-    If the runs are from different cards and both sides recorded the true clock, mamf compares the cycles that the
-    kernels used instead of their rates.
+    If the runs are from different cards and both sides recorded the true clock, the comparison uses the share of cycles
+    that each kernel used, not its rate.
 
     Raises IncomparableError if the devices, dtypes, regimes or cache states of the two sides differ, or if the runs of
     one side had different software. ``anyway``: compare the logs in spite of these differences. Logs without a common
@@ -317,7 +319,7 @@ def add_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Co
 
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
-    """Pair the rows of two comparable logs by their fields, and return the comparison, which may have no pair."""
+    """Pair the rows of two comparable logs by their fields, and return the comparison, which may have no pairs."""
     # Ignore each field that has one value in all rows of A and another value in all rows of B. Otherwise no row of A
     # could be paired with a row of B.
     ignored_differences = [
@@ -349,7 +351,7 @@ def _describe_measured_rows(log: RunLog, rows: Sequence[ComparedRow]) -> str:
     measured = [row for row in rows if row.rate is not None]
     if not measured:
         return f"{log.path} has no measured row"
-    return f"{log.path} has, for example, {measured[0].shape} with {measured[0].kernel}"
+    return f"{log.path} has, for example, a row of shape {measured[0].shape} with kernel {measured[0].kernel}"
 
 
 # -- which logs can be compared, and by which fields their rows are paired ---------------------------------------------
@@ -436,7 +438,7 @@ def list_distinct_values(rows: Iterable[ComparedRow], name: str) -> list[object]
 def find_field_differences(
     a: Sequence[ComparedRow], b: Sequence[ComparedRow], ignored_fields: Collection[str] = ("shape", "kernel")
 ) -> list[Difference]:
-    """Find the fields, except those named in ``ignored_fields``, whose values in A and in B have nothing in common."""
+    """Find the fields, except those named in ``ignored_fields``, that have no value in common in A and B."""
     if not a or not b:
         return []
     names = [name for name in a[0].pairing_fields if name in b[0].pairing_fields and name not in ignored_fields]

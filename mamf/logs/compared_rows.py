@@ -1,5 +1,5 @@
 """Turn the rows, confirmed candidates or ceilings of a log into rows with a rate and an interval that can be compared
-with those of another log, and decide whether two sets of runs differ by more than equal runs do.
+with those of another log, and decide whether two sets of runs differ more than repeated runs of the same kernels do.
 
 Two runs of the same kernels differ in two ways: all rows of a run are shifted by a common factor, and each row has a
 separate error. Both were estimated from pairs of equal runs in results/; ``tools/rates.py compare`` prints the
@@ -43,24 +43,24 @@ from mamf.statistics import (
     compute_student_t_quantile,
 )
 
-#: The chance that comparing equal runs reports a regression: half for single rows, half for all rows together.
+#: The chance of a false regression between equal runs: half for the tests of single rows, half for pooled rows.
 FALSE_ALARM_CHANCE = 0.01
-#: A loss of all rows together counts as a regression if it exceeds this share of the tolerance for single rows.
+#: If all rows together lose more speed than this share of the tolerance for a single row, the loss is a regression.
 POOLED_TOLERANCE_SHARE = 0.25
 #: The largest x for which math.exp(x) is finite. It limits errors, because a manipulated log may contain any error.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# After a pause longer than _MAX_SHORT_PAUSE, equal runs differ _LONG_PAUSE_SHIFT_FACTOR times as much as otherwise.
+# After a pause longer than _MAX_SHORT_PAUSE, the expected shift is multiplied by _LONG_PAUSE_SHIFT_FACTOR.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 # Degrees of freedom of the common shift of a run: a t distribution with 20 matches the tails of the differences between
 # the 26 pairs of equal runs in results/. If equal runs of one side differ by more than _CONTRADICTION_FACTOR times the
 # shift that was calibrated with these pairs, the spread of these runs is used instead of the calibrated shift.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
-# The standard deviation between runs of the overhead of device events as a timer, in seconds.
+# How much the overhead of timing with device events varies between runs: its standard deviation in seconds.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of Student's t distribution that match the tails of row errors (True: in the sustained regime).
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# Half the difference of 1.1 % between the rates in the two states of the power controller in the sustained regime.
+# In the sustained regime, the rates in the two states of the power controller differ by 1.1 %. This is half of it.
 _POWER_STATE_ERROR_SHARE = 0.0055
 _SUSTAINED_RUN_SHIFT_SHARE = 0.0012  # the shift that all rows of a sustained run have in common, relative to the rate
 
@@ -81,8 +81,7 @@ def compute_error_between_runs(error: FigureUncertainty, regime: str, measuremen
 
 
 class RunOrder(NamedTuple):
-    """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
-    order.
+    """The order in which the runs of two sides were measured, and how much equal runs in this order may differ.
 
     - ``description``: the order in words, for reports.
     - ``shift_factor``: the common shift between the two sides, as a multiple of the shift of a single run.
@@ -119,11 +118,11 @@ def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
 
 
 class PooledRows(NamedTuple):
-    """All rows of one regime in a comparison, pooled to one ratio of the rates, B/A.
+    """All rows of one regime in a comparison, pooled into one ratio of the rates, B/A.
 
     - ``ratio``: the weighted geometric mean of B/A over all rows. ``deviation``: the standard deviation of log(ratio).
     - ``false_alarm_chance``: the chance that the comparison of equal runs finds a regression in this regime.
-    - ``temperature_effect``: the largest relative difference that the different temperatures of A and B may explain.
+    - ``temperature_effect``: the largest relative rate difference that the temperatures of A and B can explain.
     """
 
     regime: str
@@ -174,7 +173,7 @@ class RowChange(NamedTuple):
     - ``row_deviation``, ``degrees_of_freedom``: the standard deviation of the error that only this row has, and its
       degrees of freedom.
     - ``run_rates``: the rate in each run of A, and the rate in each run of B.
-    - ``temperature_effect``: the largest relative difference that the different temperatures of A and B may explain.
+    - ``temperature_effect``: the largest relative rate difference that the temperatures of A and B can explain.
     """
 
     log_ratio: float
@@ -187,7 +186,7 @@ class RowChange(NamedTuple):
 
 
 def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, false_alarm_chance: float) -> PooledRows:
-    """Pool the changes of all rows of a regime to one ratio, weighted by the inverse variances of the rows.
+    """Pool the changes of all rows of a regime into one ratio, weighted by the inverse variances of the rows.
 
     The common shift of a run combines the calibrated shift and the spread of equal runs of each side, weighted by
     degrees of freedom. If this spread is much larger than the calibrated shift, only the spread counts.
@@ -223,7 +222,7 @@ def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, fa
 
 
 _NORMAL_95_HALF_WIDTH = 1.96  # half the width of a 95 % interval of a normal distribution, in standard deviations
-#: The unit of a row whose rate was replaced by the share of the cycles of the compute units that its kernel used.
+#: The unit of a row that is compared by used cycles: the percentage of the compute units' cycles that its kernel used.
 CYCLES_UNIT = "% of cycles"
 #: The fields by which the rows of two logs are paired, by name: regime, the fields of the problem, shape and kernel.
 PairingFields = dict[str, object]
@@ -240,8 +239,8 @@ class ComparedRow:
     - ``error``: the error of the rate between runs, if it is known. ``seconds_per_launch``: inf if unknown.
     - ``run_rates``: the rate in each run, if several runs were averaged.
     - ``celsius``, ``loss_per_degree``: the temperature, if it is known, and the relative loss of speed per degree.
-    - ``cycles_used``, ``cycles_error``: the share of the cycles of the compute units that the kernel used, if it is
-      known (mamf.plausibility), and its error between cards.
+    - ``cycles_used``, ``cycles_error``: the share of the compute units' cycles that the kernel used
+      (mamf.plausibility), and the error of this share between cards; None if unknown.
     - ``device``: UUID or index of the device; empty for the first device of the run.
     - ``device_speed``: the speed of this device relative to the first device; None if it is unknown.
     - ``device_speed_half_width``: half the width of the interval of this speed, as a share.
@@ -279,10 +278,10 @@ class ComparedRow:
         )
 
     def convert_to_cycles(self) -> ComparedRow:
-        """Return a copy whose rate is the share of the cycles of the compute units that the kernel used, in percent.
+        """Return a copy whose rate is the percentage of the compute units' cycles that the kernel used.
 
-        This share is the same on all cards of one architecture, so the speed of the device no longer counts. If the
-        clock was not measured, the copy has no rate.
+        This share is the same on all cards of one architecture, so the result does not depend on the speed of the card.
+        If the clock was not measured, the copy has no rate.
         """
         if self.rate is None or self.cycles_used is None or self.cycles_error is None:
             return self if self.rate is None else replace(self, rate=None, status="the true clock was not measured")
@@ -328,8 +327,8 @@ def is_search_log(log: RunLog) -> bool:
 def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedRow]:
     """Return the rows of a log that a comparison uses. Raises UsageError for a log that has nothing to compare.
 
-    ``as_ceilings``: from a log of ``mamf find``, return its ceilings instead of its confirmed candidates. Two logs of
-    ``mamf find`` are compared by their ceilings.
+    ``as_ceilings``: whether to return the ceilings in a log of ``mamf find`` instead of its confirmed candidates. Two
+    logs of ``mamf find`` are compared by their ceilings.
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
@@ -471,7 +470,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
 
 
 def average_compared_rows(runs: Sequence[Sequence[ComparedRow]]) -> list[ComparedRow]:
-    """Average the rows of several equal runs, row by row: the geometric mean of their rates."""
+    """Average several equal runs row by row. The average of rates is their geometric mean."""
     if len(runs) == 1:
         return list(runs[0])
     rows_by_key = group_pairs((row.pairing_key, row) for row in itertools.chain(*runs))

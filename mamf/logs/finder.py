@@ -1,8 +1,8 @@
 """Parse the text logs of mamf-finder, versions 2 to 4, and the summaries of mamf-finder-all-gpus, for import into mamf.
 
-These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. If
-lines with figures match none of the expressions, a remark of the run says how many such lines the log has. Values that
-a log does not contain stay unknown.
+These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. Lines
+with figures that match none of the expressions are counted, and a remark of the run gives their number. Values that a
+log does not contain stay unknown.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ class _RunParser:
     def __init__(self, remove_private_texts: Callable[[str], str]) -> None:
         self._remove_private_texts = remove_private_texts
         self._section = ""
-        self._confirmed_ceiling = ""  # the ceiling whose confirming measurements the current table has: MAMF or MSMF
+        self._confirmed_ceiling = ""  # the ceiling (MAMF or MSMF) that the rows of the current table confirm
         self._lock_in_shape = ""
         self._is_reduction_second = False
         self._header_and_summary: dict[str, Any] = {"device_properties": {}, "software": {}}
@@ -386,8 +386,8 @@ class _RunParser:
         figure = _parse_number(match["headline"])
         row = ReportedFigures(
             {} if figure is None else {name: figure},
-            # mamf-finder measures a figure with the flag ``rank`` for only a second, to choose what to confirm. This
-            # is its stage ``screen``.
+            # The flag ``rank`` marks a measurement of only a second, from which mamf-finder chose the shapes to
+            # confirm. This is its stage ``screen``.
             stage="screen" if flag == "rank" else "confirm",
             remarks=tuple(filter(None, (flag, "lock-in" if is_lock_in else ""))),
             **telemetry,

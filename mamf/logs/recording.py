@@ -68,10 +68,10 @@ OPTIONS_CLASS_BY_KIND: Mapping[str, type] = {
 _KIND_FIELD = "command"
 #: The command in the header of a log whose run Python code started.
 PYTHON_COMMAND = "from Python"
-#: The type of a value in a log, by its type in a plan, where the two types differ.
+#: Maps the type of a value in a plan to its type in a log, for types that a log stores differently.
 _LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Int64}
-#: Fields that have another type in a log than in a plan, by class: JSON cannot store infinity, and logs limit the
-#: range of cycles used.
+#: Maps a class to those of its fields that have a special type in a log, because JSON cannot store infinity and
+#: logs limit the range of used cycles.
 _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
     Claim: {"cycles_used": CyclesUsed | None},
@@ -151,7 +151,7 @@ _PLAN_FIELD_TYPES = {
     ),
     "options": PlanOptions | Missing,
 }
-#: The plan of a search for ceilings that a run does before its own measurements. This plan contains no other searches.
+#: The plan of a search for ceilings that precedes the measurements of a run. It cannot contain further searches.
 SearchRecord = _declare_struct("SearchRecord", {**_PLAN_FIELD_TYPES, "searches": list[dict[str, Any]] | Missing})
 PlanRecord = _declare_struct("PlanRecord", {**_PLAN_FIELD_TYPES, "searches": list[SearchRecord] | Missing})  # type: ignore[valid-type]
 
@@ -177,7 +177,7 @@ class HeaderRecord(Struct, kw_only=True):
 
 def make_traits_record(backend: Backend) -> dict[str, Any]:
     """Convert the measured traits of an opened device (how its clock and its power react to load) to JSON values.
-    Returns no values if the traits are constants of its adapter.
+    Returns an empty mapping if the adapter of the device uses constants instead of measuring the traits.
     """
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
@@ -270,11 +270,11 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     """Estimate the overhead of the timer again, and check whether the card became shared during the run, for example by
     another process. Returns fields of the summary.
 
-    Leaves out the overhead if it was not subtracted from any row, and the sharing if the card is shared as before the
-    run. May leave out both if the device has failed.
+    Leaves out the overhead if it was not subtracted from any row, and the sharing if no new way of sharing was found.
+    May leave out both if the device has failed.
     """
     fields: dict[str, Any] = {}
-    with suppress(Exception):  # If the device fails here, the run has already ended for that reason.
+    with suppress(Exception):  # A device that has failed may raise an exception here.
         if any(row.timer_overhead for row in rows) and (after := backend.estimate_timer_overhead()) is not None:
             fields["timer_overhead_after_seconds"] = round(after, 9)
         if new := [way for way in backend.find_sharing() if way not in parse_sharing_ways(backend.info.name)]:
@@ -346,8 +346,8 @@ def read_plan_record(record: Mapping[str, Any]) -> Plan:
 
 
 def _convert_from_json(value: Any, plan_type: Any, operation: AnyOperation) -> Any:
-    """Convert a JSON value to a value of the type ``plan_type``. ``operation``: reads the shapes and problems in the
-    JSON value.
+    """Convert a JSON value to a value of the type ``plan_type``. ``operation``: the operation that converts the shapes
+    and problems in the JSON value.
     """
     if plan_type == Shape:
         return value if isinstance(operation, UnknownOperation) else operation.parse_shape(value)

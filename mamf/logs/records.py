@@ -40,7 +40,7 @@ FieldValues = dict[str, PlainValue | list[PlainValue]]
 # a float.
 SampleSeconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
 #: TrueClockMhz: a measured clock in megahertz, with a limit far above the clock of any device. CyclesUsed: the share of
-#: the cycles of the compute units that a kernel used, where 1 is all cycles.
+#: the compute units' cycles that a kernel used; 1 means all cycles.
 TrueClockMhz = Annotated[float, Meta(gt=0, lt=1e6)]
 CyclesUsed = Annotated[float, Meta(gt=1e-9, lt=1e3)]
 #: A sample in seconds that mamf rejected. It is zero or negative if the timer missed the launch.
@@ -258,7 +258,7 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
         timer_accuracy_seconds=row.timer_accuracy,
         samples_seconds=list(row.samples),
         implausible_samples_seconds=list(row.implausible_samples),
-        # JSON cannot store the error of an output with NaN, which is not finite. The row's reason describes the output.
+        # JSON cannot store an error that is NaN or infinite. The row's ``reason`` describes the output in this case.
         relative_error=row.error if row.error is not None and math.isfinite(row.error) else None,
         throttle_shares=dict(row.conditions.throttle_shares),
         remarks=list(row.remarks),

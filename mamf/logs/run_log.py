@@ -1,8 +1,8 @@
 """Read run logs: files of JSON Lines with one record per line, the header first.
 
-The header has the schema version, tool, command, device, software, settings and plan, which is all that resuming a run
-needs. A log stays readable if its run is killed: a last line without a newline was cut off and is ignored. records.py
-declares the records, recording.py declares the header, and writer.py writes the log.
+The header has the schema version, tool, command, device, software, settings and plan, which is all the information that
+mamf needs to resume the run. A log stays readable if its run is killed: a last line without a newline was cut off and
+is ignored. records.py declares the records, recording.py declares the header, and writer.py writes the log.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ MALFORMED_LOG_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError,
 #: Ceilings by problem and regime, for operations other than matmul.
 CeilingsByProblemAndRegime = dict[tuple[Any, str], Ceiling]
 
-#: The logs that ``read_run_log`` does not read, because they have no samples. By the ``tier`` in the header of such a
-#: log, the message that says which commands read the log.
+#: ``read_run_log`` cannot read logs of these tiers, because they have no samples. Maps each tier to a message that
+#: names the commands which can read its logs.
 _UNREADABLE_TIERS = {
     "legacy": (
         "this is an imported log of mamf-finder, which has no samples: only 'mamf show', 'compare', 'plot', 'report' "
@@ -344,7 +344,7 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     for number, row in enumerate(rows):
         device = (
             row.device if row.phase else None
-        )  # Rows with a phase are from a search, which each device runs itself.
+        )  # Rows with a phase belong to a search. Each device runs its own search, so keep the rows of each device.
         key = number if row.is_reference else (row.step, row.phase, row.round, device)
         latest_rows.pop(key, None)
         latest_rows[key] = row

@@ -138,7 +138,7 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
     """
     figures = [name for name in FIGURE_UNITS if any(name in device.figures for device in devices)]
     if not figures:
-        raise UsageError("there is nothing to draw, because no device has a figure: run 'mamf node' again")
+        raise UsageError("there is nothing to draw, because no device has a measured rate: run 'mamf node' again")
     panels = [_make_figure_panel(name, devices) for name in figures]
     row_count = -(-len(panels) // _MAX_PANELS_PER_ROW)
     column_count = -(-len(panels) // row_count)

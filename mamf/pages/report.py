@@ -79,10 +79,10 @@ from mamf.report.verification import yield_verdict_lines
 
 #: Maximum number of headline figures on a page, and of rows in a table.
 _MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
-#: Maximum number of tables, and of panels of pictures, in a section that is open. A section with more of them is closed
-#: until the reader clicks on it.
+#: A section with more tables, or with more picture panels, than this is collapsed until the reader clicks on it.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
-#: The operand data of headline figures: random numbers. Rows on other data show how much data change the rate.
+#: Headline figures use rows on this kind of operand data, which is random numbers. Rows on other data only show how
+#: much the rate depends on the data.
 NORMAL_DATA = "normal"
 
 
@@ -110,7 +110,7 @@ class HeadlineFigure:
 
 @dataclass(frozen=True)
 class LogContent:
-    """What a page shows of one log.
+    """The content of a page for one log.
 
     - ``name``: identifies the log on the page.
     - ``document``: the report of the log.
@@ -156,7 +156,7 @@ class LogContent:
 
 
 def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
-    """Return one section with the parts of several sections, which opens when the reader clicks on it."""
+    """Merge several sections into one section, which is collapsed until the reader clicks on it."""
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
@@ -260,8 +260,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log. The labels begin with the name of the device if all logs are of different
-    devices, or with the name of the log if several logs have equal titles.
+    """Yield the headline figures of each log. The labels begin with the name of the device if all logs are from
+    different devices, or with the name of the log if several logs have equal titles.
     """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
@@ -274,7 +274,7 @@ def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
 
 
 def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
-    """Return the file names of the logs without the words at the beginning that all names share."""
+    """Return the file names of the logs without the leading words that they all share."""
     names = [Path(source.name).stem.split("-") for source in sources]
     while len(names) > 1 and len({name[0] for name in names}) == 1 and all(len(name) > 1 for name in names):
         names = [name[1:] for name in names]
@@ -364,7 +364,9 @@ def make_finder_content(name: str, run: FinderRun) -> LogContent:
 
 
 def make_profile_content(path: Path, script: str, profile: Profile) -> LogContent:
-    """Return what a page shows of a profile, from the ``path`` of its log and the name of the profiled script."""
+    """Collect the page content for a profile. ``path``: the path of its log. ``script``: the name of the profiled
+    script.
+    """
     header = parse_record(next(read_lines(path)))
     document = make_profile_document(script, profile, _MAX_TABLE_ROWS)
     return LogContent(
@@ -433,7 +435,7 @@ def _make_pictures(log: RunLog) -> Iterator[Picture]:
 
 
 def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
-    """Return the ceilings that the run confirmed, or else the best row of each problem and regime."""
+    """Return the ceilings that the run confirmed; if there are none, the best row of each problem and regime.""" ""
     ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_HEADLINE_FIGURES]]
@@ -488,7 +490,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
 
 
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
-    """Return a row as a share of its ceiling, or None if it has no share or if the ceiling must be wrong."""
+    """Return the share of its ceiling that a row reaches, or None if it has no share or an impossibly high one."""
     share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
     if share is None or share > MAX_SHARE_OF_CEILING:
         return None

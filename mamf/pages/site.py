@@ -178,9 +178,9 @@ def make_index_entry(ceiling: SiteCeiling) -> dict[str, Any]:
 
 
 _MAX_HEADLINE_FIGURES = 4
-#: Limits that keep pages small: devices in a picture, points in a row, and points in a picture.
+#: To keep pages small: the maximum number of devices per picture, of points per row, and of points per picture.
 MAX_CHART_ROWS, _MAX_ROW_POINTS, _MAX_PICTURE_POINTS = 30, 30, 600
-#: Explanations of the words in the tables of the site.
+#: Explanations of the terms that the tables of the site use.
 _WORD_EXPLANATIONS = (
     "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
     "(MSMF). classic: the rate in the loop of mamf-finder.",
@@ -325,8 +325,8 @@ def format_device_name(name: str) -> str:
 
 
 def count_cards(logs: Iterable[SiteLog]) -> int:
-    """Return the number of different cards in the logs of one device. Logs that do not identify their card are ignored
-    if another log does, and count as one card otherwise.
+    """Return the number of different cards in the logs of one device. Logs that do not identify their card are ignored,
+    but if no log identifies its card, the result is 1.
     """
     return len({each.card_hash for each in logs if each.card_hash}) or 1
 
@@ -347,8 +347,8 @@ def _describe_device(data: SiteData) -> str:
 
 
 def _make_ceiling_fact(ceiling: SiteCeiling, label: str, *notes: str) -> Fact:
-    """Return a ceiling as a headline figure, with notes on its interval, its share of the datasheet, the range over
-    cards, and energy.
+    """Return a ceiling as a headline figure, with notes on its interval, its share of the datasheet peak, the range of
+    rates across cards, and the energy per FLOP.
     """
     all_notes = [
         *notes,
@@ -379,7 +379,7 @@ def _format_range_of_cards(ceiling: SiteCeiling) -> str | None:
 
 
 def _make_table_unless_empty(columns: Sequence[Column[Any]], rows: Sequence[Any], title: str = "") -> list[Table[Any]]:
-    """Return a list with one table, or an empty list if there are no rows, so that the section stays hidden."""
+    """Return a list with one table, or an empty list if there are no rows, so that the page omits an empty section."""
     return [Table(columns, rows, title)] if rows else []
 
 
@@ -454,6 +454,6 @@ def _make_card_point(rate: ResultRate) -> RangePoint:
 
 
 def choose_evenly_spaced_items(items: Sequence[ItemT], count: int) -> list[ItemT]:
-    """Return at most ``count`` of the items, evenly spaced, with the first and the last. ``count``: at least 2."""
+    """Return at most ``count`` of the items, evenly spaced, including the first and the last. ``count``: at least 2."""
     step = (len(items) - 1) / (count - 1)
     return list(items) if len(items) <= count else [items[round(place * step)] for place in range(count)]

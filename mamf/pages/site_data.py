@@ -31,7 +31,7 @@ from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import REGIME_NAMES
 
 COMPLETE_TIER, INTERRUPTED_TIER, LEGACY_TIER = LOG_TIERS
-#: The tier of figures from complete runs that only one contributor, and no maintainer, measured.
+#: The tier of figures from complete runs that were measured by only one contributor and by no maintainer.
 UNCONFIRMED_TIER = "unconfirmed"
 ALL_TIERS = (COMPLETE_TIER, UNCONFIRMED_TIER, INTERRUPTED_TIER, LEGACY_TIER)
 UNKNOWN_NAME = "unknown"
@@ -101,8 +101,8 @@ class SiteData:
 
     @property
     def ceilings_by_dtype(self) -> dict[str, list[SiteCeiling]]:
-        """The ceilings by dtype, with the dtypes that most cards measured first. If a dtype has ceilings of tier
-        complete, its ceilings of other tiers are left out.
+        """The ceilings by dtype. Dtypes that were measured on more cards come first. If a dtype has ceilings of the
+        tier ``complete``, its ceilings of other tiers are left out.
         """
         groups = group_pairs((ceiling.dtype, ceiling) for ceiling in self.ceilings if ceiling.best_rate)
         by_dtype = [

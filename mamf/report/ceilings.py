@@ -58,7 +58,7 @@ from mamf.report.shares import (
 _MIN_SHOWN_GAIN_SHARE = 0.0005
 #: Maximum number of shapes that reports list as equally fast.
 _MAX_SHOWN_TIED_SHAPES = 5
-#: Names with which reports and pictures describe the phases of a search, by the name of the phase in the log.
+#: The names of the search phases in reports and pictures, by the name of the phase in the log.
 PHASE_NAMES = {
     "scout": "first measurement",
     "refine": "refining measurement",
@@ -108,8 +108,8 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
 
 
 def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the shapes and kernels whose rates equal a ceiling within its accuracy, and a line with the
-    number of rows that each phase of the search measured.
+    """Return a line that lists the shapes and kernels that are as fast as a ceiling within its accuracy, and a line
+    that says how many rows each phase of the search measured.
     """
     tied, more = ceiling.tied[:_MAX_SHOWN_TIED_SHAPES], len(ceiling.tied) - _MAX_SHOWN_TIED_SHAPES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
@@ -120,7 +120,7 @@ def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> l
 
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
-    """Return a line with the highest rate of the library's default kernel, or an empty text if the default kernel
+    """Return a line with the highest rate of the library's default kernel, or an empty string if the default kernel
     itself reaches the ceiling. The first measurements of a search (phase ``scout``) run the default kernel.
     """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
@@ -148,8 +148,8 @@ def _describe_temperature(ceiling: Ceiling) -> str:
 def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     if has_faster_visit(ceiling, rows):
         return (
-            "the interval is unknown: this shape was faster earlier in the run, so the device was busy later; "
-            "run 'mamf find' again"
+            "the interval is unknown: this shape was faster earlier in the run, so something probably slowed the "
+            "device later; run 'mamf find' again"
         )
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
@@ -215,8 +215,8 @@ def make_find_document(
 
 
 def make_find_by_device_document(log: RunLog) -> Document:
-    """Return the report of ``mamf find`` on several devices: the ceilings of each device, and how far the slowest
-    device is below the fastest.
+    """Return the report of ``mamf find`` on several devices: the ceilings of each device, and by how much the slowest
+    device is slower than the fastest.
     """
     rows = [
         (part.header["device"], ceiling)

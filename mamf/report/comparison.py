@@ -36,7 +36,7 @@ from mamf.statistics import CONFIDENCE, Interval
 from mamf.text import escape_invisible_characters
 
 _HOST_CLOCK_TIMER = "host clock"
-# If the upper end of a ratio's interval is this many times the lower end, reports call the interval unknown.
+# Reports call the interval of a ratio unknown if its upper end is at least this many times its lower end.
 _MAX_INTERVAL_RATIO = 100.0
 # Tables show at least this many rows, even if the verdict on all of them is SAME. Shorter tables show all rows.
 _MIN_SHOWN_ROWS = 3
@@ -49,8 +49,8 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     """Return the report of a comparison with at least one pair of rows.
 
     - ``tolerance``: the share of its rate by which a row may be slower.
-    - ``top``: the number of rows that tables for people show, None for all. They show more if more rows changed or are
-      undecided.
+    - ``top``: the maximum number of rows in tables for people, None for all. Tables show more rows if more rows changed
+      or are undecided.
     """
     verdicts = {id(pair): pair.decide_verdict(tolerance) for pair in comparison.pairs}
     shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
@@ -190,8 +190,8 @@ def format_as_percent(share: float) -> str:
 
 
 def describe_overall_change(pooled: PooledRows, comparison: Comparison, tolerance: float) -> str:
-    """Say how the rates of all rows of a regime changed as a whole. If no change was found, say how large a loss of all
-    rows must be to be detected.
+    """Describe the overall change of the rates of a regime, from all its rows together. If no change was found, say how
+    large a loss in all rows would have to be before it is detected.
     """
     interval, threshold = pooled.interval, f"more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = (
@@ -284,8 +284,8 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
 # -- reports of mamf guard, which compares a run with a baseline -------------------------------------------------------
 
 
-#: Name of the XML element that marks a JUnit test, by the outcome of its row. Tests of rows with another outcome pass,
-#: and have no such element.
+#: Name of the XML element that a JUnit test contains, by the outcome of its row. A row with any other outcome becomes a
+#: passed test, which contains no element.
 _JUNIT_TAG_BY_OUTCOME = {"regression": "failure", "failed": "error", "new": "skipped", "undecided": "skipped"}
 
 

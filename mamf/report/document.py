@@ -68,8 +68,8 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 def describe_counted_work(works: Iterable[Work]) -> str:
-    """Return a line that says which FLOP and bytes the rates of ``works`` count, without repetitions: ``counted:
-    2*M*N*K; A and B read, C written, once each``.
+    """Return a line that explains which FLOP and bytes are counted in the rates of ``works``, and gives each
+    explanation only once: ``counted: 2*M*N*K; A and B read, C written, once each``.
     """
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
@@ -97,7 +97,7 @@ def format_count(number: int, noun: str) -> str:
 
 
 def shorten_line(text: str) -> str:
-    """Join the lines of a text to one line of at most 100 characters, with invisible characters escaped."""
+    """Join the lines of a text into one line of at most 100 characters, and escape invisible characters."""
     return textwrap.shorten(escape_invisible_characters(text), 100, placeholder=" ...")
 
 
@@ -188,8 +188,8 @@ def describe_machine(header: Mapping[str, Any]) -> str:
 
 
 def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left_noun: str = "measurement") -> str:
-    """Return how a run ended: its status and reason, the duration, and how much is left to measure. ``has_count``:
-    whether to add the number of measured rows. ``left_noun``: what the number of what is left counts.
+    """Describe how a run ended: its status and reason, its duration, and how much is left to measure. ``has_count``:
+    whether to add the number of measured rows. ``left_noun``: the singular of the noun for what is left.
     """
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"
@@ -241,7 +241,7 @@ class Column(Generic[RowT]):
         return MISSING_VALUE if value is None else self.format_value(value)
 
     def is_empty(self, rows: Iterable[RowT]) -> bool:
-        """Return whether all rows have no value, or an empty text, in this column."""
+        """Return whether all rows have no value, or an empty string, in this column."""
         return all(self.read_value(row) in (None, "") for row in rows)
 
 
@@ -254,8 +254,8 @@ class Table(Generic[RowT]):
     - ``key``: the key in JSON. Tables with the same key become one list in JSON and one table in CSV.
     - ``shown_rows``: the rows for people, best first; None for all rows.
     - ``max_shown_rows``: the maximum number of rows for people; None for no maximum.
-    - ``get_remarks``: returns what a reader must know about a row besides its figures. The notes below the table
-      contain each remark once.
+    - ``get_remarks``: returns remarks about a row that its figures do not show. The notes below the table contain each
+      remark once.
     - ``get_label``: returns the name of a row, which the notes use.
     """
 
@@ -270,8 +270,8 @@ class Table(Generic[RowT]):
 
     @property
     def is_hidden(self) -> bool:
-        """Whether people do not see this table: no column has a title, or there are neither rows for people nor a
-        title.
+        """Whether reports for people omit this table, because no column has a title, or because the table has neither a
+        title nor rows for people.
         """
         return not any(column.title for column in self.columns) or not (self.visible_rows or self.title)
 
@@ -446,14 +446,14 @@ def make_rate_column(
     name: str, unit: str, read_rate: Callable[[RowT], float | None], rows: Iterable[RowT], drop_priority: int = 0
 ) -> Column[RowT]:
     """Return a column of rates. CSV and JSON contain the rates in ``unit`` (TFLOPS or TB/s). Printed tables show them
-    with a prefix (GFLOPS, PFLOPS) that is chosen by the largest rate of ``rows``.
+    with a prefix (GFLOPS, PFLOPS) that suits the largest rate of ``rows``.
     """
     title, factor = choose_unit(unit, [rate for row in rows if (rate := read_rate(row))])
     return Column(name, title, read_rate, lambda rate: format_four_digits(rate * factor), drop_priority)
 
 
 def make_text_table(titles: Sequence[str], rows: Sequence[Sequence[str | None]]) -> Table[Any]:
-    """Return a table of texts for people only, without data for CSV and JSON. None becomes a dash."""
+    """Return a table of text cells for people; CSV and JSON leave it out. None becomes a dash."""
     return Table(
         [Column("", title, itemgetter(place), is_left_aligned=True) for place, title in enumerate(titles)], rows
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from mamf.report.document import (
@@ -25,24 +26,22 @@ from mamf.text import Markup, escape_invisible_characters, escape_markdown_line,
 
 
 def format_for_terminal(document: Document, width: int | None = None) -> str:
-    """Return a document as aligned text for a terminal. A line below the last table names the columns that are hidden
-    because they do not fit ``width``.
+    """Return a document as aligned text for a terminal. A line below a table names the columns that are hidden because
+    they do not fit ``width``. Successive tables that hide the same columns share one line, below the last of them.
     """
     texts: list[str] = []
-    hidden_titles: dict[str, None] = {}
-    last_table = 0
+    hidden_titles_by_place: dict[int, list[str]] = {}
     for block in document.visible_blocks:
         if isinstance(block, Table):
-            text, dropped = _format_terminal_table(block, width)
-            hidden_titles |= dict.fromkeys(dropped)
-            last_table = len(texts)
+            text, hidden_titles_by_place[len(texts)] = _format_terminal_table(block, width)
         elif width is not None and isinstance(block, Details):
             continue
         else:
             text = _format_lines([block.heading, *block.texts] if block.heading else block.texts, width)
         texts.append(text)
-    if hidden_titles:
-        texts[last_table] += _format_lines([f"hidden columns (use --wide): {', '.join(hidden_titles)}"], width)
+    for (place, titles), (_, next_titles) in pairwise([*hidden_titles_by_place.items(), (0, [])]):
+        if titles and titles != next_titles:
+            texts[place] += _format_lines([f"hidden columns (use --wide): {', '.join(titles)}"], width)
     return "\n".join(texts)
 
 
@@ -71,7 +70,7 @@ def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, l
         lines = table_text.splitlines()
         table_text = "".join(f"{wrap_line(each, width, indent - len(each) + len(each.lstrip()))}\n" for each in lines)
     text = _format_lines([block.title] if block.title else [], width) + table_text + _format_lines(block.notes, width)
-    return text, [column.title for column in columns if column not in shown_columns]
+    return text, list(dict.fromkeys(column.title for column in columns if column not in shown_columns))
 
 
 def _format_lines(texts: Iterable[str], width: int | None) -> str:
@@ -92,7 +91,7 @@ def _shorten_column(column: Column[Any], table: Table[Any], width: int) -> Colum
 
 
 def shorten_middle(text: str, max_characters: int) -> str:
-    """Replace the middle of a text that is longer than ``max_characters`` by two dots. Both ends stay, because long
+    """Replace the middle of a text that is longer than ``max_characters`` by two dots. Keep both ends, because long
     kernel names often differ only there.
     """
     tail = (max_characters - 2) // 2

@@ -1,7 +1,7 @@
 """Report and draw runs that mamf-finder logged, and compare them with runs of mamf.
 
-A log of mamf-finder has the figures that it printed (tier "legacy"), without samples, so a comparison with it has no
-verdict.
+A log of mamf-finder contains only the figures that the program printed, without samples (mamf gives such logs the
+tier "legacy"). Without samples there are no intervals, so a comparison with such a log has no verdict.
 """
 
 from __future__ import annotations
@@ -35,13 +35,14 @@ from mamf.report.document import (
 
 #: The regime in which mamf measures a headline figure, by the name that mamf-finder gives to the figure.
 _HEADLINE_REGIMES = {"MAMF": BURST, "MSMF": SUSTAINED}
-#: Statistics of the measuring loop of mamf-finder, the preferred one first.
+#: Statistics that mamf-finder computes from its measuring loop. If several are equally frequent in a log, reports use
+#: the first of them.
 _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
 def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
-    """Return the report of a run of mamf-finder. Put confirmed rows first, because the short trials of mamf-finder give
-    higher rates and would come before them. Sort the other rows by their first figure.
+    """Return the report of a run of mamf-finder. Sort the rows by their first figure, but put confirmed rows first.
+    Otherwise the short trials, whose rates are higher, would come before them.
     """
     run_fields = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _make_finder_columns()
@@ -70,11 +71,12 @@ class Headline(NamedTuple):
 
 
 class ComparedRun(NamedTuple):
-    """A run of mamf or mamf-finder with only what both programs log.
+    """The part of a run that mamf and mamf-finder both log.
 
     - ``name``: a label with the log, the program and the device.
     - ``statistic``: the statistic of ``tflops_by_shape`` (mamf-finder), or the regime (mamf).
-    - ``headline_by_name``: the headline figures by their names "MAMF" and "MSMF", as far as the run has them.
+    - ``headline_by_name``: the headline figures by their names "MAMF" and "MSMF"; a name is missing if the run does not
+      have the figure.
     - ``regime``: the regime of ``tflops_by_shape``; empty for mamf-finder.
     """
 
@@ -92,8 +94,8 @@ class ComparedRun(NamedTuple):
 def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
     """Convert a log of mamf or mamf-finder for a comparison. ``name``: the name that reports give a mamf-finder log.
 
-    The rates of mamf-finder are in the statistic that most rows have. If a shape has several rows, the highest rate
-    counts. Raises UsageError if a log of mamf has no matmuls.
+    For a log of mamf-finder, use the statistic that most rows have. If a shape has several rows, use the highest rate.
+    Raises UsageError if a log of mamf has no matmuls.
     """
     if isinstance(log, RunLog):
         return _convert_run_log(log)
@@ -108,8 +110,8 @@ def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
 
 
 def _convert_run_log(log: RunLog) -> ComparedRun:
-    """Convert the matmuls and ceilings of a log of mamf for a comparison. Use the rates of regime classic, which is the
-    loop of mamf-finder, or those of the first regime in the log if it has no regime classic.
+    """Convert the matmuls and ceilings of a log of mamf for a comparison. Use the rates of regime classic, which
+    measures as mamf-finder does. If the log has no regime classic, use its first regime.
     """
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
@@ -128,9 +130,10 @@ def _convert_run_log(log: RunLog) -> ComparedRun:
     )
 
 
-def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
+def make_side_by_side_document(a: ComparedRun, b: ComparedRun, *, top: int | None = None) -> Document:
     """Return a report that compares two runs without a verdict: their MAMF and MSMF if both runs have them, or their
-    common shapes. Raises UsageError if the runs have nothing in common.
+    common shapes. ``top``: the maximum number of rows for people; None for all rows. Raises UsageError if the runs have
+    nothing in common.
     """
     names = [name for name in a.headline_by_name if name in b.headline_by_name]
     if names:
@@ -162,7 +165,7 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun) -> Document:
     shape_ratios = f"{format_count(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
         Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
-        Table(columns, names),
+        Table(columns, names, max_shown_rows=top),
         Lines([f"mamf gives no verdict: {_explain_missing_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
         Answer([headline_ratios or shape_ratios]),
     ]

@@ -140,7 +140,7 @@ def make_best_kernel_table(
 
 
 def describe_best_kernel_counts(best_kernels: Sequence[BestKernel]) -> str:
-    """Return a line that says how many shapes each kernel is the best on."""
+    """Return a line that says for how many shapes each kernel is the best one."""
     counts = Counter(each.row.kernel for each in best_kernels).most_common()
     return f"number of shapes that each kernel is best on: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
@@ -155,7 +155,7 @@ def make_group_table(
 ) -> Table[Measurement]:
     """Return the table of rows that are ranked together.
 
-    - ``get_speed_up``: returns how many times as fast a row is as its baseline.
+    - ``get_speed_up``: returns the rate of a row divided by the rate of its baseline.
     - ``baseline``: the row that speed-ups refer to. The title names its kernel if ``has_one_shape``.
     - ``has_one_shape``: whether all rows have one shape, so that the table ranks kernels.
     """
@@ -239,8 +239,9 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
 
 
 def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
-    """Yield a table with the times of forward pass, backward pass and optimizer of each training step of which several
-    phases were measured, and a line that explains the columns. Yield nothing if there is no such step.
+    """Yield a table with the times of the forward pass, the backward pass and the optimizer, with a row for each
+    training step whose phases were measured, and a line that explains the columns. Yield nothing if no step has several
+    measured phases.
     """
     steps = group_pairs(
         ((row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step")), row)

@@ -127,9 +127,7 @@ def _make_color_variables() -> str:
 
 
 def _make_csp_hash(text: str) -> str:
-    """Return the expression with which a Content-Security-Policy allows the style sheet or script ``text``, and no
-    other.
-    """
+    """Return the hash expression that makes a Content-Security-Policy allow the style sheet or script ``text``."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 

@@ -86,8 +86,8 @@ def make_roofline_document(
     - ``first_line``: the first line of the report.
     - ``top``: the maximum number of rows for people; None for all. Rows that are nearest to their roof come first.
 
-    Columns ``balance_*`` have the balance point of a compute ceiling with a memory level: the FLOP per byte at which
-    computing and memory limit a kernel equally.
+    Columns ``balance_*`` contain balance points: the FLOP per byte at which a compute ceiling and the bandwidth of a
+    memory level limit a kernel equally.
     """
     best_first = sorted(points, key=lambda point: -1.0 if point.roof_share is None else point.roof_share, reverse=True)
     ceilings = [
@@ -151,9 +151,9 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 
 
 def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
-    """Yield how many rows are near their roof, which row is nearest, and which ceilings are missing. Without rows,
-    yield the FLOP per byte below which memory bounds each dtype. ``best_first``: the rows by share of roof, the highest
-    first.
+    """Yield lines that say how many rows are near their roof, which row is nearest, and which ceilings are missing.
+    Without rows, yield the FLOP per byte below which memory bounds each dtype. ``best_first``: the rows by share of
+    roof, the highest first.
     """
     known = [point for point in best_first if point.roof_share is not None]
     if known:
@@ -189,7 +189,7 @@ def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[
     keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
     # Skip a dtype if all its ceilings have another output dtype. For such a dtype, find_rate returns None.
     ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
-    # Of several ceilings with the same name, the last one counts: a sustained one, or else the highest one.
+    # Later ceilings replace earlier ones with the same name, so sort sustained ones last, and higher ones after lower.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
         name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
         tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
@@ -218,10 +218,11 @@ def _round_rate(rate: float) -> float:
 DataPoint = tuple[float, float]
 #: Factors by which the axes extend beyond the outermost data: to the left, to the right, and both up and down.
 _LEFT_MARGIN_FACTOR, _RIGHT_MARGIN_FACTOR, _VERTICAL_MARGIN_FACTOR = 3.0, 20.0, 2.0
-#: Minimum difference, as a share, between two rising ceilings that both get a label. Labels of closer lines overlap.
+#: Two rising ceilings both get a label only if their rates differ by at least this share. Otherwise their labels would
+#: overlap.
 _MIN_LABELED_DIFFERENCE_SHARE = 0.05
-#: Maximum number of series (markers that a line joins) that all get a label. If there are more series, only the highest
-#: and the lowest get one.
+#: If a chart has at most this many series (markers that are joined by a line), each series gets a label. Otherwise only
+#: the highest and the lowest series get one.
 _MAX_LABELED_SERIES = 3
 _MARKER_SIZE_POINTS = 9  # diameter of a marker in points
 _BURST_LINE_WIDTH_POINTS, _SUSTAINED_LINE_WIDTH_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
@@ -392,9 +393,8 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
     occupied = [(x, x, y) for x, y in (to_shares.transform(marker.position) for marker in chart.markers)]
 
     def write_label(text: str, target: DataPoint, place: DataPoint, side: str) -> None:
-        """Write a text at the first free place from ``place`` downward. If the free place is far below ``place``, join
-        the text by a line to ``target``, the point that the text names. ``side``: the side of the text that is at
-        ``place``.
+        """Write text at the first free place from ``place`` downward. If this place is far below ``place``, draw a line
+        from the text to ``target``, the point that the text names. ``side``: the side of the text that is at ``place``.
         """
         width = _LETTER_WIDTH_SHARE * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]

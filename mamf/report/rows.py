@@ -37,7 +37,7 @@ from mamf.report.document import (
 )
 from mamf.report.shares import ShareCalculator, describe_clock, make_problem_title_in_words
 
-#: Returns how many times as fast a row is as its baseline, or None without a baseline.
+#: A function that returns the rate of a row divided by the rate of its baseline, or None if there is no baseline.
 GetSpeedUp = Callable[[Measurement], float | None]
 
 
@@ -47,7 +47,7 @@ def make_row_columns(
     """Return the columns of a table of measured rows.
 
     - ``rows``: all rows of the table; their rates decide the unit.
-    - ``get_speed_up``: returns how many times as fast a row is as its baseline.
+    - ``get_speed_up``: returns the rate of a row divided by the rate of its baseline.
     - ``has_one_shape``: whether all rows have one shape, so that the table compares kernels.
     """
     plan = shares.header.get("plan", {})
@@ -111,8 +111,8 @@ def make_row_columns(
 
 
 def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurement]], list[Column[Measurement]]]:
-    """Return the column of the rate, and columns of its interval and other statistics. All have one unit, in which the
-    rates of ``rows`` are easy to read.
+    """Return the column of the rate, and columns of its interval and of other statistics. All columns have the same
+    unit, which makes the rates of ``rows`` easy to read.
     """
     unit = rows[0].work.unit if rows else "TFLOPS"
     factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
@@ -237,8 +237,8 @@ def summarize_failure(row: Measurement) -> str:
 
 
 def describe_failures(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line for each kernel and status of rows without a rate: the first such row, the number of others, and
-    why the first row failed.
+    """Explain why rows have no rate, with one line for each pair of kernel and status: the first such row, the number
+    of others, and why the first row failed.
     """
     failures = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
     return [
@@ -248,8 +248,8 @@ def describe_failures(rows: Iterable[Measurement]) -> list[str]:
 
 
 def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
-    """Return what a reader must know about a row besides its figures, such as throttling, a timer that is too coarse,
-    or an unknown interval.
+    """Return remarks about a row that its figures do not show, such as throttling, a timer that is too coarse, or an
+    unknown interval.
     """
     is_short = row.ok and row.seconds < MAX_SHORT_LAUNCH_SECONDS
     implausible_count = len(row.implausible_samples)

@@ -253,7 +253,7 @@ class ShareCalculator:
             yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:
-        """Return lines that name the ceilings of which the shares of ``rows`` are computed, and say how accurate the
+        """Return lines that name the ceilings to which the shares of ``rows`` refer, and that say how accurate the
         shares are.
         """
         regimes = {row.regime for row in rows}
@@ -291,8 +291,8 @@ class ShareCalculator:
         ]
 
     def describe_peak_share(self, row: Measurement) -> str:
-        """Return the rate of a row as a share of the datasheet's peak, with the source of the peak, or an empty text if
-        no peak is known.
+        """Return the rate of a row as a share of the datasheet's peak, with the source of the peak. Return an empty
+        string if no peak is known.
         """
         device = self.header["device"]
         peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
@@ -303,8 +303,8 @@ class ShareCalculator:
 
 
 def describe_missing_roofs(rows: Iterable[Measurement], roofs: Roofs) -> list[str]:
-    """Return a line for each missing ceiling: how many of the measured ``rows`` show no share because of it, and how to
-    measure it.
+    """Return a line for each missing ceiling. The line says how many of the measured ``rows`` have no share because of
+    this, and how to measure the ceiling.
     """
     measured = [row for row in rows if row.ok and not row.is_reference]
     counts = Counter(filter(None, map(roofs.explain_missing_roof, measured)))

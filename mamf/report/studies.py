@@ -46,7 +46,7 @@ NORMAL_DATA, ZERO_DATA = "normal", "zeros"
 #: Texts that explain the step of the waterfall from zeros to random numbers ("real data") if no loss was measured.
 NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
 NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel"
-#: Smallest share of the power limit at which reports say that a device is at its power limit.
+#: Reports say that a device is at its power limit if its power is at least this share of the limit.
 _MIN_POWER_LIMIT_SHARE = 0.95
 
 
@@ -148,7 +148,7 @@ def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None)
 
 
 def _make_true_clock_step(name: str, row: Measurement | None, info: DeviceInfo, cause: str) -> WaterfallStep:
-    """Make the step whose rate is that of all compute units, with every cycle used, at the true clock of ``row``."""
+    """Make the step with the rate that all compute units reach at the true clock of ``row`` if they use every cycle."""
     clock_hz = _get_true_clock(row)
     if row is None or not clock_hz:
         return WaterfallStep(name, None, "the true clock was not measured")
@@ -176,8 +176,8 @@ def _make_measured_step(name: str, row: Measurement | None, cause: str) -> Water
 
 
 def _describe_timer_accuracy(row: Measurement | None) -> str:
-    """Return a clause with the error of the timer, which ends the text about a step that is compared with the
-    datasheet. Return an empty text if the error is unknown.
+    """Return a clause that states the error of the timer, for the end of the text about a step that is compared with
+    the datasheet. Return an empty string if the error is unknown.
     """
     return f"; timer error up to {100 * row.accuracy:.1f} %" if row is not None and row.ok and row.accuracy else ""
 
@@ -196,7 +196,7 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
 
 
 def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
-    """Describe power, energy, clock and throttling of a sustained row, which explain why it is slower than in burst."""
+    """Describe power, energy, clock and throttling of a sustained row, to explain why it is slower than a burst row."""
     if row is None or not row.ok:
         return ""
     conditions, limit = row.conditions, info.power_limit_watts
@@ -340,8 +340,8 @@ class OverlapPair:
         return math.hypot(*(self.rows[timed_work, alone].relative_half_width for alone in (False, True)))
 
     def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
-        """Predict the seconds of a step with and without overlap. With overlap, both works run at once until the first
-        is done, and the rest of the second runs alone. Without overlap, one work runs after the other.
+        """Predict how many seconds a step takes with and without overlap. With overlap, the matmul and the other work
+        run at once until one is done, and the rest of the other runs alone. Otherwise one runs after the other.
 
         - ``flop``: FLOP of the matmul in the step.
         - ``nbytes``: bytes of the buffer of the other work in the step.
@@ -367,7 +367,7 @@ class OverlapPair:
 
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
-    """Return the pairs of a matmul and other work of which all four rows have a figure: each work alone, and each while
+    """Return the pairs of a matmul and other work whose four rows all have a figure: each work alone, and each while
     both run.
     """
     rows_by_pair = group_pairs(
@@ -378,8 +378,8 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 
 
 def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """Return how much of its rate the matmul, and how much the other work, keeps while both run: the lowest and the
-    highest percentage over all pairs, as a text. The keys are the names of the two works.
+    """For the matmul and for the other work, return which share of its rate it keeps while both run, as a text with the
+    lowest and the highest percentage of all pairs. The keys are the names of the two kinds of work.
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
@@ -389,7 +389,7 @@ def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
 
 
 def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the share of its rate that each of the two works keeps. No line if no pair is complete."""
+    """Return a line with the shares from ``compute_kept_rate_ranges``, or no line if no pair is complete."""
     texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_rate_ranges(rows).items()]
     return [f"while both run, {' and '.join(texts)}"] if texts else []
 
@@ -421,22 +421,18 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
     yield Column("other", "with", lambda pair: pair.work_names[1], is_left_aligned=True)
     yield Column("size", "size", lambda pair: pair.buffer_size_text, is_left_aligned=True)
     yield Column("blocks", "blocks", lambda pair: pair.matmul_row.problem.blocks or None)
-    for timed, unit, factor in ((MATMUL_WORK, "TFLOPS", 1.0), (OTHER_WORK, "GB/s", 1e3)):
+    # A narrow terminal hides the rates of the other work first, then those of the matmul, and the intervals last.
+    for timed, unit, factor, drop_priority in ((MATMUL_WORK, "TFLOPS", 1.0, 2), (OTHER_WORK, "GB/s", 1e3, 4)):
         for alone, name, title in ((True, "alone", f"{unit} alone"), (False, "together", "together")):
             yield Column(
                 *(make_rate_key(f"{timed}_{name}", unit), title, make_rate_reader(timed, alone, factor)),
-                *(format_four_digits, 1 if alone else 2),
+                *(format_four_digits, drop_priority if alone else drop_priority + 1),
             )
-        yield Column(
-            f"{timed}_kept", "kept %", partial(OverlapPair.compute_kept_rate_share, timed_work=timed), format_percent
-        )
-        yield Column(
-            f"{timed}_kept_half_width",
-            "+-%",
-            partial(OverlapPair.compute_relative_half_width, timed_work=timed),
-            format_percent,
-            3,
-        )
+        read_kept_share = partial(OverlapPair.compute_kept_rate_share, timed_work=timed)
+        kept_title = "kept %" if timed == MATMUL_WORK else "other kept %"
+        yield Column(f"{timed}_kept", kept_title, read_kept_share, format_percent)
+        read_half_width = partial(OverlapPair.compute_relative_half_width, timed_work=timed)
+        yield Column(f"{timed}_kept_half_width", "+-%", read_half_width, format_percent, 1)
 
 
 def make_overlap_document(

@@ -1,5 +1,5 @@
-"""Report a verification (``mamf verify``): which kernels gave wrong results, the errors and their bounds, and how large
-a share of wrong results can be excluded.
+"""Report a verification (``mamf verify``): which kernels gave wrong results, the errors and their bounds, and the
+largest share of wrong results that is still possible after this many checks.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def _format_percent(share: float) -> str:
 
 def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
     """Yield lines with the verdict, with what was checked, and with the 95 % interval of the share of wrong problems:
-    of all kernels and dtypes, and of the kernel and dtype with the fewest problems.
+    over all kernels and dtypes together, and for the pair of kernel and dtype with the fewest problems.
     """
     totals = count_verified_items(rows)
     wrong, problems = totals["wrong"], totals["problems"]
@@ -214,8 +214,8 @@ def _get_error_share(row: Measurement) -> float:
 
 
 def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
-    """Return the row whose error is the largest share of its bound, among the rows with a right result, or None if no
-    row has a right result.
+    """Return the row whose error is closest to its bound among the rows with a right result, or None if no row has a
+    right result.
     """
     return max((row for row in rows if row.ok), key=_get_error_share, default=None)
 

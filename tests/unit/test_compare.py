@@ -285,7 +285,7 @@ def test_no_common_row_is_refused(anyway):
     other = log(row(shape=SHAPES[1]), failed(), name="b.jsonl")
     with pytest.raises(
         IncomparableError,
-        match=r"the two logs have no measured row in common: a.jsonl has, for example, 1024x",
+        match=r"the two logs have no measured row in common: a.jsonl has, for example, a row of shape 1024x",
     ):
         compare(log(row()), other, anyway)
 

@@ -83,6 +83,15 @@ def test_a_narrow_terminal_drops_the_least_important_columns(width, dropped):
     assert dropped or "hidden" not in text
 
 
+def test_hidden_columns_are_named_below_the_tables_that_hide_them():
+    narrow = Table(COLUMNS[:2], ROWS)
+    lines = shown("table", table(), table(), narrow, table(shown_rows=ROWS[1:2]), width=27).splitlines()
+    notes = [(index, line) for index, line in enumerate(lines) if line.startswith("hidden columns")]
+    headings = [index for index, line in enumerate(lines) if line.startswith("kernel")]
+    assert len(headings) == 4
+    assert [sum(index < note for index in headings) for note, _ in notes] == [2, 4]
+
+
 @pytest.mark.parametrize("form", ["table", "markdown", "html"])
 def test_an_empty_column_is_left_out_and_not_mentioned(form):
     assert "power" not in shown(form)

@@ -4,6 +4,7 @@ import itertools
 import json
 import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from mamf.kernel import Verdict
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.run_log import read_run_log
 from mamf.operations.overlap import MIN_OVERLAP_SHAPE, OverlapProblem, OverlapShape
-from mamf.report.studies import find_complete_pairs
+from mamf.report.formats import format_for_terminal
+from mamf.report.studies import find_complete_pairs, make_overlap_document
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 LARGE, DECODE = "8192x8192x8192", "16x8192x8192"
@@ -165,6 +167,15 @@ def test_a_step_ends_with_the_rest_of_what_takes_longer_alone():
     assert apart == pytest.approx(10 * products + 2 * other)
     assert best == pytest.approx(both + 10 * products - both * TwoQueues.kept[OWN], rel=0.01)
     assert pair.predict_step_seconds(flop, 1e-9)[0] == pytest.approx(products, rel=0.01)
+
+
+def test_a_narrow_terminal_shows_how_well_the_kept_shares_are_known():
+    results = Path(__file__).parents[2] / "results" / "nvidia-h200"
+    log = read_run_log(results / "overlap-bfloat16-sustained-20261124-023603.jsonl")
+    lines = format_for_terminal(make_overlap_document(log.measurements, log.header, log.summary), 80).splitlines()
+    (heading,) = (line for line in lines if line.startswith("matmul  "))
+    assert heading.split("kept %")[0].count("GB/s") == 0
+    assert re.split(r"  +", heading[heading.index("kept %") :]) == ["kept %", "+-%", "other kept %", "+-%"]
 
 
 def test_ranks_and_blocks_are_of_collectives():

@@ -235,6 +235,8 @@ def test_old_and_new_are_compared_without_a_verdict(capsys):
     assert first["ratio"] == pytest.approx(first["b_tflops"] / first["a_tflops"])
     assert main(["compare", str(old), str(new)]) == 0
     assert "no verdict" in capsys.readouterr().out
+    assert main(["compare", str(old), str(new), "--top", "3"]) == 0
+    assert "76 more rows (--top all shows all)" in capsys.readouterr().out
     attention = next(iter(sorted(H200.glob("attention-*.jsonl"))))
     assert main(["compare", str(old), str(attention)]) == 2
     assert "has no matmuls" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_rows_are_shares_of_a_ceiling_of_matmuls_without_a_bandwidth(run, here):
     assert code == 0 and "MAMFU: share of" in out and "from --ceiling" in out and "% of the ceiling (MAMFU)" in out
     assert "rows without a share" not in out and "sustained ceiling" not in out
     code, out, _ = run("roofline", "sweep.jsonl", "--ceiling", CEILING_REGIMES[0])
-    assert "rows without a share: 1, because no burst bandwidth ceiling of memory is known: measure it with" in out
+    assert "rows without a share: 1, because the memory bandwidth in burst is not known: measure it with" in out
 
 
 def test_a_ceiling_that_no_row_has_is_named(run, here):

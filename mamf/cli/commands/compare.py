@@ -73,7 +73,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                 )
             paths_and_runs = zip((path for side in files for path in side), finder_runs, strict=True)
             documents = (make_compared_run(path.name, run or read_log(path)) for path, run in paths_and_runs)
-            print_document(options, make_side_by_side_document(*documents))
+            print_document(options, make_side_by_side_document(*documents, top=options.top or None))
             return 0
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     if [path.resolve() for path in sides[0]] == [path.resolve() for path in sides[1]]:

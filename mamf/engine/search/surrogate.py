@@ -65,8 +65,8 @@ class CandidateFeatures:
 def compute_features(
     shapes: Sequence[MatmulShape], compute_units: int | None, kernel_count: int = 1
 ) -> CandidateFeatures:
-    """Compute the features of S shapes with P distinct pairs of M and N: ``size_features`` is S x 4, ``wave_features``
-    P x tile sizes and ``log_aspect_ratios`` P x 1.
+    """Compute the inputs of the Gaussian process for S shapes with P distinct pairs of M and N. ``size_features`` has
+    the dimensions (S, 4), ``wave_features`` (P, number of tile sizes) and ``log_aspect_ratios`` (P, 1).
 
     With several kernels, the candidates are all shapes with the first kernel, then with the second, and so on.
     ``compute_units``: the number of compute units of the device; None if unknown.

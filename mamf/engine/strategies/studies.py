@@ -345,7 +345,7 @@ class _TimedWork:
 
 
 class _PairMeasurement:
-    """The measurement of one pair of works. ``__init__`` launches both once, and raises any error of their kernels."""
+    """The measurement of the two works of a pair. ``__init__`` launches each once, and raises any error of a kernel."""
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: SustainedRegime

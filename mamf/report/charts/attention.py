@@ -19,9 +19,9 @@ from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_with_binar
 from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
 from mamf.report.document import format_count
 
-# Rows of attention are split into panels by every field that has several values. Batch and heads are exceptions: sweeps
-# often vary them with the length or the head dimension to keep the total size constant. They split rows only if points
-# would otherwise overlap.
+# A chart of attention has separate panels for all fields that vary between rows, except for the number of heads and the
+# batch size. Sweeps often vary these two with the length or the head dimension to keep the total size constant, so they
+# get separate panels only if points would otherwise overlap.
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
@@ -31,7 +31,7 @@ class Facet:
     """A field that splits attention rows into panels.
 
     - ``read_value``: returns the value of the field in a row. The values can be sorted.
-    - ``format_value``: returns the value of the field in a row in words, for the title of a panel.
+    - ``format_value``: describes the value of the field in a row, for the title of a panel.
     """
 
     read_value: Callable[[Measurement], Any]
@@ -66,7 +66,7 @@ _OPTIONAL_SPLIT_FACETS = (
     QUERY_COUNT_FACET,
     Facet(lambda row: row.shape.batch, lambda row: f"batch {row.shape.batch}"),
 )
-# Maximum number of panels side by side. More panels would be too narrow to read.
+# Maximum number of panels in a row. If a row had more panels, they would be too narrow to read.
 _MAX_PANELS_ACROSS = 4
 
 
@@ -133,8 +133,8 @@ def make_attention_chart(
 
 
 def _make_bar_panel(panel: Panel) -> StackedPanel:
-    """Turn a panel of lines with one point each into a panel of bars, the highest first. The label of a bar contains
-    its MAMFU (share of the highest measured matmul rate).
+    """Convert a panel whose lines have only one point each to a panel with one bar for each line, the highest first.
+    The label of a bar contains its MAMFU (share of the highest measured matmul rate).
     """
     bars = []
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
@@ -182,7 +182,9 @@ def _arrange_panels(
 
 
 def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
-    """Say which products of two sizes are equal in all rows: ``; heads x head dimension = 4096``."""
+    """Return text that names the products of two sizes that are the same in all rows: ``; heads x head dimension =
+    4096``.
+    """
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
     sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
@@ -191,7 +193,9 @@ def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
 
 
 def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """Return notes that name the ceilings of which MAMFU is a share, and say which FLOP of attention are counted."""
+    """Return notes that name the ceilings to which MAMFU (share of the highest measured matmul rate) refers, and that
+    explain how the FLOP of attention are counted.
+    """
     ceilings_by_key = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [
         f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
@@ -210,8 +214,8 @@ def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> li
 def make_decode_chart(
     rows: Sequence[Measurement], roofs: Roofs | None, header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw the memory rates of one regime below the measured read bandwidth. (The share of this bandwidth is MBU.) If
-    computing bounds all rows, as it does for long chunks of a prompt, draw TFLOPS below the compute ceiling instead.
+    """Draw the memory traffic per second of one regime below a line for the measured read bandwidth. If all rows are
+    limited by compute instead of memory, as long chunks of a prompt are, draw TFLOPS below the compute ceiling.
 
     Lines join rows that differ only in the cache length, or only in the number of queries if all caches are equally
     long. ``regime``: the regime to draw; None for the first of the log.

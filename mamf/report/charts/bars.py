@@ -27,19 +27,20 @@ from mamf.report.charts.picture import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# In an image file: height of a panel, and maximum number of panels side by side.
+# Layout of image files: the height of a panel, and the maximum number of panels in a row.
 _FILE_PANEL_HEIGHT_INCHES, _MAX_PANELS_ACROSS = 5.2, 4
-# On a web page: height of a bar, of the space below it, of a line of the label above it, and of all that is not bars.
+# Heights on a web page: a bar, the space below a bar, one line of the label above a bar, and everything except the bars
+# and their labels.
 _PAGE_BAR_INCHES, _PAGE_GAP_INCHES, _PAGE_LINE_INCHES, _PAGE_FRAME_INCHES = 0.3, 0.12, 0.21, 1.2
-# On a web page: maximum number of characters in a line of a label.
+# Maximum number of characters in one line of a label on a web page.
 _MAX_PAGE_LABEL_CHARACTERS = 60
 # Height of the vertical axis, as a multiple of the height of the highest bar or interval.
 _AXIS_HEIGHT_FACTOR = 1.12
-# Minimum length of a part in which its value is written, as a share of the highest bar: in image files, on web pages.
+# The shortest part of a bar that shows its value, as a share of the highest bar: in image files, and on web pages.
 _MIN_LABELED_PART_SHARE, _MIN_LABELED_PAGE_PART_SHARE = 0.045, 0.1
 _FAINT_OPACITY = 0.3
-# Labels below the bars of an image file: the maximum number of characters that the first lines of all labels have
-# together, and the minimum number of characters of a line of one label.
+# Labels below the bars of an image file: the number of characters that fit side by side in one line across the image,
+# and the minimum number of characters at which the label of a single bar is wrapped.
 _MAX_CHARACTERS_OF_ALL_LABELS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
@@ -161,9 +162,10 @@ def _draw_bar(axes: Axes, x: int, bar: StackedBar, chart: StackedChart, top: flo
 
 
 def _draw_page_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
-    """Draw horizontal bars from top to bottom, each below its label. A chart with many bars is high, but fits a phone.
+    """Draw horizontal bars from top to bottom, each below its label. A chart with many bars becomes tall, but it still
+    fits the width of a phone.
 
-    The unit of the vertical axis is an inch.
+    Positions on the vertical axis are in inches.
     """
     style_axes(axes, panel.title, grid="x")
     axes.set_xlim(0, 1.02 * chart.max_height)
@@ -190,8 +192,9 @@ def _draw_parts(
     min_labeled_height: float,
     is_horizontal: bool = False,
 ) -> None:
-    """Draw the parts of a bar at a place on the axis across the bars. Parts of at least ``min_labeled_height`` show
-    their height, unless the bar has only one part and a label with the same height.
+    """Draw the parts of one bar. ``place``: the position of the bar on the axis along which the bars are lined up. A
+    part shows its height if it is at least ``min_labeled_height``. A bar with only one part does not show this height
+    if its label already does.
     """
     bottom = 0.0
     for name, height in bar.parts:
@@ -263,8 +266,13 @@ class RangeChart(Picture):
 
     @property
     def height_inches(self) -> float:
-        lines = len(self.rows) + len({row.group for row in self.rows if row.group})
-        return _RANGE_ROW_INCHES * lines + _SPACE_BELOW_ROWS_INCHES
+        heading_lines = sum(len(self.wrap_heading(group)) for group in {row.group for row in self.rows})
+        return _RANGE_ROW_INCHES * (len(self.rows) + heading_lines) + _SPACE_BELOW_ROWS_INCHES
+
+    def wrap_heading(self, group: str) -> list[str]:
+        """Return the lines of the heading of a group of rows, which fit next to the names of rows on a web page."""
+        name_characters = min(_MAX_NAME_CHARACTERS, max(len(row.name) for row in self.rows))
+        return textwrap.wrap(group, _MAX_PAGE_LABEL_CHARACTERS - name_characters)
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         size = (PANEL_WIDTH_INCHES, self.height_inches)
@@ -284,11 +292,12 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     style_axes(axes, grid="x")
     styles, names, y = choose_styles(row.style_key for row in chart.rows), {}, -1
     for group, rows in group_pairs((row.group, row) for row in chart.rows).items():
-        y += bool(group)
+        lines = chart.wrap_heading(group)
+        y += len(lines)
         axes.text(
             0.005,
-            y,
-            group,
+            y - (len(lines) - 1) / 2,
+            "\n".join(lines),
             fontsize=SMALL_FONT_POINTS,
             weight="bold",
             va="center",

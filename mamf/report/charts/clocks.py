@@ -30,10 +30,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
-#: Places of a label relative to its marker, the preferred place first: the distance to the right and up in 1/72 inch,
-#: and whether the text ends at this place instead of beginning at it.
+#: Possible places of a label relative to its marker, in order of preference: the offset to the right and upward in 1/72
+#: inch, and whether the text ends at this place instead of beginning there.
 _LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
-#: Approximate shares of the picture's width and height that the axes take, and width of a letter divided by font size.
+#: Approximate sizes: the width and the height of the axes as shares of the picture, and the width of a letter as a
+#: multiple of the font size.
 _AXES_WIDTH_SHARE, _AXES_HEIGHT_SHARE, _LETTER_WIDTH_FONT_SIZES = 0.94, 0.72, 0.6
 #: Candidate rates in TFLOPS for lines of equal rate. Only lines that begin within the picture are drawn.
 _EQUAL_RATE_TFLOPS = (50, 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200, 1500, 2000, 3000, 5000)
@@ -164,8 +165,8 @@ def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
 def _choose_label_places(
     centers: Sequence[tuple[float, float]], label_widths: Sequence[float]
 ) -> Iterator[tuple[float, float, bool]]:
-    """Choose for the label of each marker the first of ``_LABEL_PLACES`` where it covers the fewest markers and
-    earlier labels.
+    """Choose a place from ``_LABEL_PLACES`` for the label of each marker: the place where the label covers the fewest
+    markers and earlier labels. If several places are equally good, choose the first of them.
 
     ``centers``: the positions of the markers. ``label_widths``: the widths of the labels. Both are in units of
     1/72 inch.

@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 # Margin at each end of a horizontal axis, as a share of the range of the positions.
 _AXIS_MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
-# Prefixes of units. The index of a prefix is its power of 1000 or 1024.
+# Prefixes of units. The prefix at index i stands for the factor 1000**i or 1024**i.
 _PREFIXES = ("", "k", "M", "G", "T")
-# Maximum number of characters of all tick labels on an axis that is as wide as an image file.
+# The tick labels of an axis that is as wide as an image file have at most this many characters in total.
 _MAX_TICK_LABEL_CHARACTERS = 140
-# Maximum number of points of a line with large markers. Lines with more points are thin, with small markers.
+# Lines with at most this many points have large markers. Lines with more points are thin and have small markers.
 _MAX_LARGE_MARKERS = 100
-# The peak of the datasheet is drawn only if it is less than this many times the highest measured rate. Otherwise the
-# measured lines would be flat at the bottom of the panel.
+# Draw the peak of the datasheet only if it is less than this many times the highest measured rate. A higher peak would
+# flatten the measured lines at the bottom of the panel.
 _MAX_PEAK_RATIO = 2.5
 # Minimum span of a vertical axis that does not begin at 0, as a share of the highest rate. Smaller differences are
 # noise, which a narrower axis would magnify.
@@ -186,8 +186,8 @@ def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
 
 
 def format_with_binary_prefix(size: float) -> str:
-    """Format a size with the largest binary prefix of which the size is a multiple: 16384 as ``16k``, 1073741824 as
-    ``1G``, 1000 as ``1000``.
+    """Format a size with the largest binary prefix that leaves a whole number: 16384 as ``16k``, 1073741824 as ``1G``,
+    1000 as ``1000``.
     """
     power = next((each for each in (3, 2, 1) if size and size % 1024**each == 0), 0)
     return f"{size / 1024**power:.0f}{_PREFIXES[power]}"
@@ -217,7 +217,7 @@ def _scale_x_axis(axes: Axes, chart: Chart) -> None:
 
 
 def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
-    """Return the labels of all ticks, with an empty text in place of labels that would touch the previous label."""
+    """Return the labels of all ticks, with an empty string in place of labels that would touch the previous label."""
     positions = [math.log(position) if axis.is_logarithmic else position for position, _ in axis.ticks]
     letter_width = (positions[-1] - positions[0]) / (_MAX_TICK_LABEL_CHARACTERS * compute_panel_width_share(axes))
     labels, previous_end = [], -math.inf
@@ -246,8 +246,8 @@ def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
 
 
 def _add_share_axis(axes: Axes, panel: Panel) -> None:
-    """Add a vertical axis at the right in percent of the datasheet's peak, or of the ceiling if no peak is known. Add
-    no axis if neither is known, or if the peak (or ceiling) is above the panel.
+    """Add a vertical axis on the right that shows rates in percent of the datasheet's peak, or of the ceiling if no
+    peak is known. Add no axis if neither is known, or if the peak (or ceiling) is above the panel.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -330,8 +330,8 @@ def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
 
 
 def _write_text(axes: Axes, text: str, position: tuple[float, float], offset: tuple[int, int]) -> None:
-    """Write a text at a distance of ``offset`` (in units of 1/72 inch) from ``position``: to the right of ``position``
-    if the horizontal offset is positive, or else to the left.
+    """Write text at a distance of ``offset`` (in units of 1/72 inch) from ``position``: to the right of ``position`` if
+    the horizontal offset is positive, or else to the left.
     """
     axes.annotate(
         text,

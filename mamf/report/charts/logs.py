@@ -34,8 +34,8 @@ _MAX_LISTED_FAILURES = 4
 
 def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
     """Return the point of a row at position ``x``. Its value is the rate by which rows are ranked, multiplied by
-    ``factor``. The point has no interval if the interval of the row is unknown or is that of another statistic. If
-    several devices shared the run, the rate is scaled to the first device.
+    ``factor``. The point has no interval if the row has no interval for this rate. If several devices shared the run,
+    the rate is scaled to the first device.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -61,9 +61,9 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
 
 
 def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
-    """Return the regimes to draw and their rows that have a rate, without references (rows that a run repeats to see
-    drift) and without the trials in which a run ranks the algorithms of a library. Raises UsageError if the requested
-    regime, or every regime, has no rate.
+    """Return the regimes to draw and their rows that have a rate. Leave out references (rows that a run repeats to
+    measure drift) and rows that the run measured only to choose among the algorithms of a library. Raises UsageError if
+    the requested regime, or every regime, has no rate.
     """
     regimes = choose_regimes(rows, requested)
     candidates = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
@@ -238,7 +238,9 @@ def _choose_operation_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[
 
 
 def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
-    """Return the fields, with their values, in which a problem differs from any of ``problems``."""
+    """Describe the fields in which a problem differs from at least one of ``problems``, with their values in the
+    problem.
+    """
     make_record = get_operation(problem.operation).make_problem_record
     records = [make_record(each) for each in problems]
     fields = make_record(problem)
@@ -249,13 +251,14 @@ def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
 
 # -- charts of training steps of a model -------------------------------------------------------------------------------
 
-#: The parts of a training step that each measured phase contains, in the order in which they run.
+#: The parts of a training step that run in each measured phase (such as forward and backward), in order.
 _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "forward-backward": ("forward", "backward"),
     "step": ("forward", "backward", "optimizer step"),
 }
-#: Identifies a training step, of which several phases are measured: regime, problem of the first phase, kernel, batch.
+#: Identifies a training step whose phases (such as forward and backward) are separate rows: regime, problem of the
+#: first phase, kernel, batch.
 _StepKey = tuple[str, ModelProblem, str, int]
 _RowsByPhase = Mapping[str, Measurement]
 _DIFFERENCES_NOTE = (
@@ -309,7 +312,8 @@ def make_model_chart(
         )
     notes = list(_describe_mamfu_ceilings(steps, known_ceilings))
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    # A part has height 0 if its phase was measured as no slower than the shorter phase inside it.
+    # Timing noise can make a phase look no slower than a shorter phase that it contains. Then the part of the step that
+    # the difference stands for has height 0, so add a note about it.
     if faster := [
         f"{titles[key]}, {format_with_binary_prefix(context)}"
         for key, by_context in steps.items()
@@ -344,8 +348,8 @@ def _make_step_bar(label: str, rows_by_phase: _RowsByPhase, known_ceilings: Rate
 
 
 def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:
-    """Split a training step into parts, each with its milliseconds: the shortest phase, and the additional time of each
-    longer phase. A negative difference between two phases counts as zero.
+    """Split a training step into parts with their durations in milliseconds. The first part is the first phase. Each
+    further part is the difference between a phase and the longest earlier phase, or 0 if the difference is negative.
     """
     parts, previous_count, previous_milliseconds = [], 0, 0.0
     for phase in (each for each in TRAINING_PHASES if each in rows_by_phase):
@@ -356,8 +360,8 @@ def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float
 
 
 def _describe_mamfu_ceilings(steps: Mapping[_StepKey, Any], known_ceilings: RatesByDtypeAndRegime) -> Iterator[str]:
-    """Yield a note for each dtype and regime that names the ceiling of which MAMFU is a share, or says that none is
-    known.
+    """Yield a note for each dtype and regime that names the ceiling to which MAMFU (share of the highest measured
+    matmul rate) refers, or that says that no ceiling is known.
     """
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if each := find_rate(known_ceilings, *key):

@@ -38,15 +38,15 @@ _GAP_INCHES = 0.12  # vertical space between title, panels, legend and notes
 _MARGIN_INCHES = 0.2
 _TITLE_FONT_POINTS, _SUBTITLE_FONT_POINTS, TEXT_FONT_POINTS, SMALL_FONT_POINTS = 20, 14, 14, 12  # font sizes in points
 GRAY = "#555555"
-# Maximum numbers of characters that fit the width of an image file: in the title, the subtitle, a note, and all panel
-# titles of a row.
+# Numbers of characters that fit the width of an image file: in one line of the title, the subtitle or a note, and in
+# all panel titles of a row together.
 _MAX_TITLE_CHARACTERS, _MAX_SUBTITLE_CHARACTERS, _MAX_NOTE_CHARACTERS, _MAX_PANEL_TITLES_CHARACTERS = 90, 145, 170, 132
 _MAX_LEGEND_COLUMNS = 8
 #: Entries of a legend: the name, and the keyword arguments of the matplotlib line that is drawn next to the name.
 LegendEntries = list[tuple[str, dict[str, Any]]]
 #: Tooltips that web pages show, by the matplotlib object of the bar or line. A line has one tooltip for each point.
 TOOLTIPS_BY_ARTIST: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
-#: Settings with which matplotlib draws dollar signs in names as they are. By default a dollar sign begins a formula.
+#: Settings that make matplotlib draw dollar signs literally. By default, a dollar sign begins a formula.
 PLAIN_TEXT_SETTINGS: dict[Any, Any] = {"text.parse_math": False}
 
 
@@ -158,7 +158,9 @@ def escape_invisible_texts(part: Any) -> Any:
 
 
 def _arrange_figure(figure: Figure, picture: Picture) -> None:
-    """Place title, panels, legend and notes below one another, and make the figure as high as they need."""
+    """Place the title, the panels, the legend and the notes below one another, and make the figure high enough for all
+    of them.
+    """
     texts = [
         figure.text(
             0,
@@ -262,9 +264,9 @@ COLORS = (
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-#: Known names of lines and bars. Names of one group can be in the same picture, so the index in the group decides color
-#: and marker. The first group (kernels) is longer than COLORS. It lists kernels of attention, then of matmuls, then
-#: rare ones, so that a picture seldom has two kernels with the same color.
+#: Known names of lines and bars. Names of the same group can appear in one picture, so the position of a name in its
+#: group decides its color and marker. The first group (kernels) has more names than there are COLORS. It lists kernels
+#: of attention, then of matmuls, then rare ones, so that a picture seldom has two kernels with the same color.
 _NAME_GROUPS = (
     (
         *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),

@@ -298,7 +298,11 @@ def find_device_models(name: str) -> list[DeviceModel]:
     ]
     raise UsageError(
         f"unknown device {shorten_value(name)!r}: "
-        + (f"choose a similar name: {', '.join(similar_names)}" if similar_names else "no known name is similar")
+        + (
+            f"choose a similar name: {', '.join(similar_names)}"
+            if similar_names
+            else "no known name is similar; mamf/device_names.csv lists the names"
+        )
     )
 
 

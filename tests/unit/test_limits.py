@@ -86,6 +86,7 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--m", "10000000", "--n", "10000000", "--k", "10000000"], "10000000x10000000x10000000 is too large"),
         ([*SWEEP, "--output", "/proc/run.jsonl"], "cannot write /proc/run.jsonl: No such file or directory"),
         (["peak", "H100"], "unexpected argument 'H100': write --name H100, or see --help"),
+        (["peak", "--name", "nosuch"], "no known name is similar; mamf/device_names.csv lists the names"),
         (["results"], "'mamf results' needs an action: check, submit, table or site"),
         (["show", "."], "run 'mamf report .', which makes a page of all its logs"),
         ([*SWEEP, "--precision", "-.3%"], "'-.3%' is not a share"),

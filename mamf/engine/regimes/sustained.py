@@ -66,8 +66,8 @@ class LaunchBlock(NamedTuple):
 class SustainedRegime(Regime):
     """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
     by total time. A sample is the mean of a block of launches. All blocks of a visit have the same number of
-    launches, and nothing runs between them. If the host pauses for so long that the device idles between two blocks, the idle time
-    does not count.
+    launches, and nothing runs between them. If the host pauses for so long that the device idles between two blocks,
+    the idle time does not count.
 
     ``settling_seconds_after_rest``: if the device rests before each visit, the seconds of load after the rest until the
     power controller has settled and the measured part of the visit begins; None: no rests. While a device is loaded,

@@ -121,8 +121,8 @@ def _rename_without_replacing(temporary_path: Path, target: Path) -> None:
 def _convert_os_errors(path: Path) -> Iterator[None]:
     try:
         yield
-    except FileNotFoundError:
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first") from None
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
+            raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first") from None
         error_class: type[MamfError] = RunLogWriteError if error.errno in _DISK_ERROR_NUMBERS else UsageError
         raise error_class(f"cannot write {path}: {error.strerror or error}") from None

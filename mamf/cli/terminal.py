@@ -175,7 +175,8 @@ def parse_duration(text: str) -> float:
     seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
     if not 0 < seconds < math.inf:
         raise UsageError(
-            f"{shorten_value(text)!r} is not a duration: write a number with s, m or h, such as 90s or 1.5h"
+            f"{shorten_value(text)!r} is not a duration: write a number of seconds, or a number with s, m or h, "
+            "such as 90s or 1.5h"
         )
     return seconds
 

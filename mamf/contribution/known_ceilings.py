@@ -109,9 +109,9 @@ def peak(
         other = next(each for each in CEILING_REGIMES if each != regime)
         is_other_known = not source and _find_measured_ceiling(backend, dtype, other)
         raise UnavailableError(
-            f"no {dtype} peak is known for {info.name} in {regime}"
-            f"{f', only in {other} (--regime {other})' if is_other_known else ''}: neither a contributed ceiling nor a "
-            f"datasheet figure exists; measure a ceiling: {_format_find_command(dtype)}"
+            f"no {dtype} peak is known for {info.name} in {regime}, because neither a contributed ceiling nor a "
+            f"datasheet figure exists: measure a ceiling with '{_format_find_command(dtype)}'"
+            f"{f', or use the one in {other} (--regime {other})' if is_other_known else ''}"
         )
     return known
 

@@ -293,7 +293,7 @@ class Meter:
         """Return the tokens, the samples and the FLOP of a step, and the seconds that these FLOP would take at the
         datasheet's peak and at the ceiling.
 
-        ``flops``: the FLOP of the step, or None for the FLOP that follow from the arguments of Meter.
+        ``flops``: the FLOP of the step; None: compute them from the arguments of Meter.
         ``pass_count``: the number of forward and backward passes of the step.
         """
         if flops is None and self._flop_per_token:

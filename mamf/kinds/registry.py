@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
 
 #: The known kinds of runs by name. ``get_kind`` adds the kinds of studies.py when a plan first needs one, because
-#: importing their reports takes long.
+#: importing the code of their reports is slow.
 RUN_KINDS: dict[str, RunKind] = {kind.name: kind for kind in (SweepKind(), FindKind())}
 
 

@@ -319,7 +319,7 @@ def add_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Co
 
 
 def pair_rows(a: RunLog, b: RunLog, rows_a: Sequence[ComparedRow], rows_b: Sequence[ComparedRow]) -> Comparison:
-    """Pair the rows of two comparable logs by their fields, and return the comparison, which may have no pair."""
+    """Pair the rows of two comparable logs by their fields, and return the comparison, which may have no pairs."""
     # Ignore each field that has one value in all rows of A and another value in all rows of B. Otherwise no row of A
     # could be paired with a row of B.
     ignored_differences = [

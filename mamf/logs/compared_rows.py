@@ -81,8 +81,7 @@ def compute_error_between_runs(error: FigureUncertainty, regime: str, measuremen
 
 
 class RunOrder(NamedTuple):
-    """The order in which the runs of two sides were measured, and how much the two sides may differ because of that
-    order.
+    """The order in which the runs of two sides were measured, and how much equal runs in this order may differ.
 
     - ``description``: the order in words, for reports.
     - ``shift_factor``: the common shift between the two sides, as a multiple of the shift of a single run.
@@ -328,8 +327,8 @@ def is_search_log(log: RunLog) -> bool:
 def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedRow]:
     """Return the rows of a log that a comparison uses. Raises UsageError for a log that has nothing to compare.
 
-    ``as_ceilings``: from a log of ``mamf find``, return its ceilings instead of its confirmed candidates. Two logs of
-    ``mamf find`` are compared by their ceilings.
+    ``as_ceilings``: whether to return the ceilings in a log of ``mamf find`` instead of its confirmed candidates. Two
+    logs of ``mamf find`` are compared by their ceilings.
     """
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
@@ -471,7 +470,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
 
 
 def average_compared_rows(runs: Sequence[Sequence[ComparedRow]]) -> list[ComparedRow]:
-    """Average the rows of several equal runs, row by row: the geometric mean of their rates."""
+    """Average several equal runs row by row. The average of rates is their geometric mean."""
     if len(runs) == 1:
         return list(runs[0])
     rows_by_key = group_pairs((row.pairing_key, row) for row in itertools.chain(*runs))

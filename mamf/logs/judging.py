@@ -10,8 +10,8 @@ tolerance, or after the maximum number of repetitions.
 Claims: ``mamf find`` measures its fastest shapes again, so its ceilings need no correction. The best rows of other logs
 were selected because they were fast, so a verdict depends on the number of rows from which they were selected. Runs of
 the same kernels always differ a little (mamf.logs.compared_rows), which a verdict takes into account. If a claim does
-not state the error of its rate, mamf assumes the error of the new measurement. The measurements of a claim have the
-phase ``confirm`` and a number.
+not state the error of its rate, mamf assumes the error of the new measurement. The log numbers the
+measurements of each claim and marks them with the phase ``confirm``.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ DEFAULT_GUARD_TOLERANCE = 0.02
 DEFAULT_MAX_ROUNDS = 9
 
 
-#: What ``mamf guard`` compares: rates, which needs the same card, or used cycles, which can be compared between all
+#: ``mamf guard`` compares either rates, which requires the same card, or used cycles, which are comparable between all
 #: cards of one architecture.
 COMPARE_RATE, COMPARE_CYCLES = COMPARED_FIGURES = ("rate", "cycles")
 
@@ -181,7 +181,7 @@ def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
     """Return the outcome of a row that both logs have: ``regression`` if the row is slower than its baseline with 95 %
     confidence, and by more than the tolerance.
 
-    A slower row is ``undecided`` until it was measured again MIN_CONFIRMING_ROUNDS times.
+    A slower row stays ``undecided`` until it has been measured again MIN_CONFIRMING_ROUNDS times.
     """
     if is_interval_too_wide(pair, tolerance):
         return "undecided"

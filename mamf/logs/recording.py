@@ -274,7 +274,7 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     May leave out both if the device has failed.
     """
     fields: dict[str, Any] = {}
-    with suppress(Exception):  # If the device fails here, the run has already ended for that reason.
+    with suppress(Exception):  # A device that has failed may raise an exception here.
         if any(row.timer_overhead for row in rows) and (after := backend.estimate_timer_overhead()) is not None:
             fields["timer_overhead_after_seconds"] = round(after, 9)
         if new := [way for way in backend.find_sharing() if way not in parse_sharing_ways(backend.info.name)]:

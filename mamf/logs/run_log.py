@@ -1,8 +1,8 @@
 """Read run logs: files of JSON Lines with one record per line, the header first.
 
-The header has the schema version, tool, command, device, software, settings and plan, which is all that resuming a run
-needs. A log stays readable if its run is killed: a last line without a newline was cut off and is ignored. records.py
-declares the records, recording.py declares the header, and writer.py writes the log.
+The header has the schema version, tool, command, device, software, settings and plan, which is all the information that
+mamf needs to resume the run. A log stays readable if its run is killed: a last line without a newline was cut off and
+is ignored. records.py declares the records, recording.py declares the header, and writer.py writes the log.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 One system call writes each line before the run measures the next shape, so a killed process loses at most the shape
 that it was measuring. If another program changes the file, the writer writes the whole log again from a copy in memory
-and appends later records to that new file. The new file has the path of the log, a free name next to it, or a name in
-the folder for temporary files.
+and appends later records to that new file. The new file gets the path of the log if possible, otherwise a free name
+next to it, otherwise a name in the folder for temporary files.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _OPEN_FLAGS = os.O_RDWR | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | getattr(o
 class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
     """A context manager that appends records to a log, and keeps the file locked until ``close``.
 
-    ``path``: the path of the log, which changes if another program changes the file. In this case the writer issues a
-    LogChangedWarning.
+    ``path``: the path of the log. If another program changes the file, the writer continues the log in a new file,
+    updates ``path``, and issues a LogChangedWarning.
     """
 
     def __init__(self, path: Path) -> None:

@@ -75,7 +75,7 @@ class GroupedMm(TorchGrouped):
 
     def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
-            return f"kernel {self.name} reads tokens by rows: use --layout nt or nn, not {problem.layout}"
+            return f"kernel {self.name} needs tokens stored row by row: use --layout nt or nn, not {problem.layout}"
         return super().unsupported_problem(backend, problem)
 
     def is_refusal(self, error: Exception) -> bool:

@@ -260,8 +260,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log. The labels begin with the name of the device if all logs are of different
-    devices, or with the name of the log if several logs have equal titles.
+    """Yield the headline figures of each log. The labels begin with the name of the device if all logs are from
+    different devices, or with the name of the log if several logs have equal titles.
     """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
@@ -490,7 +490,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
 
 
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
-    """Return a row as a share of its ceiling, or None if it has no share or if the ceiling must be wrong."""
+    """Return the share of its ceiling that a row reaches, or None if it has no share or an impossibly high one."""
     share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
     if share is None or share > MAX_SHARE_OF_CEILING:
         return None

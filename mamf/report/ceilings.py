@@ -189,6 +189,8 @@ def make_find_document(
     """Return the report of ``mamf find``. CSV has a row for each ceiling; JSON also has all measurements."""
     hidden = [replace(each, title="") for each in make_row_columns(rows, ShareCalculator(header), lambda row: None)]
     reason = explain_missing_ceiling(rows)
+    is_complete = summary is not None and summary["status"] == "complete"
+    is_unsupported = bool(rows) and rows[0].status == "unsupported"
     blocks: list[Block] = [
         Lines([describe_machine(header)]),
         make_ceiling_table(list(ceilings.values()), header),
@@ -198,6 +200,11 @@ def make_find_document(
         Lines(describe_failures(rows)),
         Answer(
             [
+                f"no ceiling can be found: {reason.rstrip('.')}"
+                + ("; choose another --dtype, or a kernel that 'mamf kernels' lists" if is_unsupported else "")
+            ]
+            if reason and is_complete
+            else [
                 *([f"no ceiling can be found: {reason}"] if reason else []),
                 *describe_unconfirmed_regimes(rows, ceilings, [] if reason else header["plan"]["regimes"]),
                 describe_end(summary, left_noun="ceiling"),

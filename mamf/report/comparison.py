@@ -240,6 +240,8 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
             f"slower by more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}: "
             f"all rows together, in {together}"
         )
+    if all(pair.decide_verdict(tolerance) == "UNDECIDED" for pair in comparison.pairs):
+        return "nothing was decided, because every row is undecided: measure again with a smaller --precision"
     return f"no regression beyond {format_as_percent(tolerance)}"
 
 

@@ -146,6 +146,7 @@ def test_another_card_than_flash_attn_3_supports_is_told_a_kernel_over_a_cache(l
         kernel.explain_unavailability(backend).remedy
         == "mamf attention --operation decode --kernel flash-attn-2-kvcache"
     )
+    assert "; use mamf attention --operation decode" in str(kernel.explain_unavailability(backend))
 
 
 def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):

@@ -118,6 +118,12 @@ def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide
     assert (longer.decide_verdict(0.01), longer.is_too_short(0.01)) == ("UNDECIDED", False)
 
 
+def test_a_comparison_without_decided_rows_says_so():
+    noisy = log(row(spread=0.5))
+    assert "nothing was decided" in printed_table(compare(noisy, noisy))
+    assert "no regression" not in printed_table(compare(noisy, noisy))
+
+
 def test_the_table_shows_what_differs_first_and_counts_the_same():
     many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 9)]
     slow = {many[6]: 1.5, many[7]: 0.5}
@@ -266,6 +272,12 @@ def test_software_that_differs_is_told_and_not_refused():
     newer.header["device"]["driver"] = "590"
     text = FORMATTERS["table"](make_comparison_document(compare(log(row()), newer), 0.01), None)
     assert "the runs differ in torch 2.11 against 2.12, driver unknown against 590" in text
+
+
+def test_a_log_is_not_compared_with_itself_silently(write, capsys):
+    path = write(log(row()))
+    main(["compare", path, path])
+    assert "A and B are the same log" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("anyway", [False, True])

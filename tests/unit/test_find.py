@@ -601,7 +601,8 @@ def test_what_the_library_refuses_is_a_row_with_its_reason(refusing, find, tmp_p
     code, out, _ = find("--output", "run.jsonl", *arguments)
     assert code == 1
     assert f"no ceiling can be found: unsupported, RuntimeError: {REFUSAL}" in out
-    assert "complete; 0 measurements" in out
+    assert "choose another --dtype, or a kernel that 'mamf kernels' lists" in out
+    assert "complete" not in out and "--resume" not in out
     log = read_run_log(tmp_path / "run.jsonl")
     assert [(row.status, row.phase) for row in log.measurements] == [("unsupported", "scout")]
     assert log.plan.kernels == ("mamf.testing:SimulatedMatmul",)

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from xml.etree.ElementTree import fromstring
 
 import pytest
@@ -80,6 +81,17 @@ def test_pictures_have_no_styles_and_the_colors_of_the_page(chart):
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) == set(ids)
     assert make_picture_template_values(chart)["pictures"] == parts["pictures"], "the same log gives the same bytes"
     assert all(key["outline"].startswith("M") for key in parts["legend"])
+
+
+def test_a_long_heading_of_rows_is_wrapped_and_the_chart_is_higher():
+    pytest.importorskip("matplotlib")
+    heading = "best sustained, float32, gpt2 256/1024/2/4, forward"
+    rows = (RangeRow(heading, "cpu-of-the-second-log", (RangePoint(850, 840, 860),)),)
+    chart = RangeChart("t", "", "TFLOPS", rows)
+    assert chart.height_inches > RangeChart("t", "", "TFLOPS", (replace(rows[0], group="short"),)).height_inches
+    texts = [text for text in fromstring(make_picture_template_values(chart)["pictures"][0]).itertext() if text.strip()]
+    assert all(line in texts for line in chart.wrap_heading(heading))
+    assert max(map(len, texts)) < len(heading)
 
 
 def test_foreign_text_is_escaped():

@@ -31,9 +31,7 @@ EXAMPLES = """examples:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    actions = parser.add_subparsers(
-        title="actions", metavar="ACTION", dest="action", required=True, parser_class=CommandParser
-    )
+    actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", parser_class=CommandParser)
     check = actions.add_parser("check", help="check logs against the rules of results/")
     check.add_argument(
         "paths",
@@ -74,6 +72,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    if options.action is None:
+        raise UsageError("'mamf results' needs an action: check, submit, table or site")
     return options.run_action(options)  # type: ignore[no-any-return]
 
 

@@ -56,6 +56,11 @@ def _make_folder_document(folder: Path) -> Document:
     from mamf.profiling.log import find_rank_logs, make_ranks_document, read_rank_logs
 
     if not is_node_folder(folder):
+        if not find_rank_logs(folder):
+            raise UsageError(
+                f"{folder} is not a folder that --devices, 'mamf node' or 'mamf profile --ranks all' wrote: give such "
+                f"a folder or a log, or run 'mamf report {folder}', which makes a page of all its logs"
+            )
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
     not_together_reason, devices = read_node_folders([folder])
     return make_node_document(devices, judge_devices(devices, make_contributed_baseline(devices)), not_together_reason)

@@ -2,7 +2,7 @@
 measured again), ``mamf verify`` (random problems) and ``mamf overlap`` (a matmul at the same time as other work).
 
 ``mamf overlap`` measures the rate of the matmul and of the other work twice: alone, and while both run. Each work is
-launched back to back in its own queue, in blocks of equal duration, with marks (device events that take the time)
+launched back to back in its own queue, in blocks of equal duration, with marks (device events that record the time)
 between blocks. Only blocks in the period in which both queues were busy count, so the rate of one work while both run
 includes no time in which it ran alone.
 """
@@ -345,7 +345,7 @@ class _TimedWork:
 
 
 class _PairMeasurement:
-    """The measurement of one pair of works. ``__init__`` launches both once, and raises any error of their kernels."""
+    """The measurement of the two works of a pair. ``__init__`` launches each once, and raises any error of a kernel."""
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: SustainedRegime

@@ -266,8 +266,13 @@ class RangeChart(Picture):
 
     @property
     def height_inches(self) -> float:
-        lines = len(self.rows) + len({row.group for row in self.rows if row.group})
-        return _RANGE_ROW_INCHES * lines + _SPACE_BELOW_ROWS_INCHES
+        heading_lines = sum(len(self.wrap_heading(group)) for group in {row.group for row in self.rows})
+        return _RANGE_ROW_INCHES * (len(self.rows) + heading_lines) + _SPACE_BELOW_ROWS_INCHES
+
+    def wrap_heading(self, group: str) -> list[str]:
+        """Return the lines of the heading of a group of rows, which fit next to the names of rows on a web page."""
+        name_characters = min(_MAX_NAME_CHARACTERS, max(len(row.name) for row in self.rows))
+        return textwrap.wrap(group, _MAX_PAGE_LABEL_CHARACTERS - name_characters)
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         size = (PANEL_WIDTH_INCHES, self.height_inches)
@@ -287,11 +292,12 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
     style_axes(axes, grid="x")
     styles, names, y = choose_styles(row.style_key for row in chart.rows), {}, -1
     for group, rows in group_pairs((row.group, row) for row in chart.rows).items():
-        y += bool(group)
+        lines = chart.wrap_heading(group)
+        y += len(lines)
         axes.text(
             0.005,
-            y,
-            group,
+            y - (len(lines) - 1) / 2,
+            "\n".join(lines),
             fontsize=SMALL_FONT_POINTS,
             weight="bold",
             va="center",

@@ -291,7 +291,7 @@ class Table(Generic[RowT]):
 
     @property
     def notes(self) -> list[str]:
-        """The lines below the table: how many rows the table leaves out, and the remarks about rows, each remark once."""
+        """The lines below the table: how many rows it leaves out, and the remarks about rows, each remark once."""
         rows = self.visible_rows
         hidden = len(self.rows if self.shown_rows is None else self.shown_rows) - len(rows)
         more = [f"{format_count(hidden, 'more row')} (--top all shows all)"] if hidden else []

@@ -24,8 +24,8 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class IsolatedChecker:
-    """A checker that lets a fresh process verify the kernels that run on one device. The checker uses one process for
-    all checks, and remembers the answers of this process.
+    """A checker that lets a fresh process verify the kernels of one device. The process serves all checks, and the
+    checker remembers its answers.
 
     ``checks_all_kernels``: True to check every kernel, False to check none, None to check kernels loaded by path.
     """

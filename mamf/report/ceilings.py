@@ -166,7 +166,7 @@ def describe_unconfirmed_regimes(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], regimes: Iterable[str] = ()
 ) -> Iterator[str]:
     """Yield a line for each regime without a confirmed ceiling. The line names the fastest row so far, or says that the
-    run did not measure the regime. ``regimes``: the regimes of the plan.
+    run did not measure the regime. ``regimes``: the regimes that the run planned to measure.
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
         measured = [row for row in rows if row.regime == regime and row.ok]

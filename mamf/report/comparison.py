@@ -253,8 +253,8 @@ def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]]
 
 
 def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
-    """Return what the JSON of a comparison contains besides the rows: both headers, the differences between the runs,
-    and the number of rows with each verdict.
+    """Return the part of a comparison's JSON that is not about single rows: both headers, the differences between the
+    runs, and the number of rows with each verdict.
     """
     return {
         "a": {"log": comparison.log_paths[0], "tier": comparison.a.tier, "header": comparison.a.header},

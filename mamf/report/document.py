@@ -44,7 +44,8 @@ def format_four_digits(value: float) -> str:
 
 #: Prefixes of units, with the factor that converts a value from units of 1e12 to units with this prefix.
 _PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
-#: Smallest value that reports show in a unit. Smaller values are shown with the next smaller prefix.
+#: Reports show a value in a unit only if it is at least this number. For smaller values, they use the next smaller
+#: prefix.
 _MIN_PREFIXED_VALUE = 0.1
 
 
@@ -102,8 +103,8 @@ def shorten_line(text: str) -> str:
 
 
 def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:
-    """Split comma-separated titles into the parts that differ (one text per title) and the parts that all titles share
-    (one text).
+    """Split comma-separated titles at the commas. Return the parts in which they differ (one string per title), and the
+    parts that all titles share (one string).
     """
     parts = [title.split(", ") for title in titles]
     shared = [part for part in parts[0] if all(part in each for each in parts)] if parts else []
@@ -201,7 +202,9 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return rows with equal keys as CSV, with the keys in the first line, or an empty string for no rows."""
+    """Format rows that have the same keys as CSV, with the keys in the first line. Return an empty string if there are
+    no rows.
+    """
     text = io.StringIO()
     if rows:
         writer = csv.writer(text, lineterminator="\n")
@@ -223,7 +226,7 @@ class Column(Generic[RowT]):
     - ``read_value``: returns the value of a row with full precision, or None.
     - ``format_value``: turns a value other than None into text for people.
     - ``drop_priority``: a narrow terminal drops the columns with the highest priority first, and never those with 0.
-    - ``is_left_aligned``: whether texts are aligned to the left.
+    - ``is_left_aligned``: whether the cells are aligned to the left.
     - ``min_characters``: the length to which a narrow terminal may cut long texts before it drops columns; 0 to never
       cut.
     """
@@ -288,7 +291,7 @@ class Table(Generic[RowT]):
 
     @property
     def notes(self) -> list[str]:
-        """The lines below the table: how many rows are left out, and each remark once."""
+        """The lines below the table: how many rows it leaves out, and the remarks about rows, each remark once."""
         rows = self.visible_rows
         hidden = len(self.rows if self.shown_rows is None else self.shown_rows) - len(rows)
         more = [f"{format_count(hidden, 'more row')} (--top all shows all)"] if hidden else []

@@ -64,7 +64,7 @@ def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, l
         else ""
     )
     if width is not None and shown_columns and shown_columns[-1].is_left_aligned:
-        # Break long texts in the last column at spaces, and continue them below their first word.
+        # Wrap long cells in the last column at spaces, and align the further lines with the first one.
         widths = [_measure_column_width(each, rows) + len(COLUMN_GAP) for each in shown_columns[:-1]]
         indent = min(sum(widths), width // 2)
         lines = table_text.splitlines()
@@ -78,8 +78,8 @@ def _format_lines(texts: Iterable[str], width: int | None) -> str:
 
 
 def _shorten_column(column: Column[Any], table: Table[Any], width: int) -> Column[Any]:
-    """Return a column whose texts are cut so that all columns fit ``width``, but not to fewer characters than
-    ``column.min_characters``.
+    """Return a copy of a column with cells shortened until all columns fit ``width``. No cell is cut to fewer
+    characters than ``column.min_characters``.
     """
     other_columns_width = sum(
         _measure_column_width(each, table.visible_rows) + len(COLUMN_GAP)
@@ -91,7 +91,7 @@ def _shorten_column(column: Column[Any], table: Table[Any], width: int) -> Colum
 
 
 def shorten_middle(text: str, max_characters: int) -> str:
-    """Replace the middle of a text that is longer than ``max_characters`` by two dots. Keep both ends, because long
+    """Replace the middle of a string that is longer than ``max_characters`` by two dots. Keep both ends, because long
     kernel names often differ only there.
     """
     tail = (max_characters - 2) // 2

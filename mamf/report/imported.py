@@ -173,8 +173,8 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun, *, top: int | Non
 
 
 def _explain_missing_verdict(runs: Sequence[ComparedRun], is_headline: bool = False) -> str:
-    """Say why a comparison with mamf-finder has no verdict. ``is_headline``: whether the comparison is of MAMF and MSMF
-    instead of shapes.
+    """Explain why a comparison with mamf-finder has no verdict. ``is_headline``: whether the runs are compared by MAMF
+    and MSMF instead of by shapes.
     """
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:

@@ -157,7 +157,7 @@ def make_group_table(
 
     - ``get_speed_up``: returns the rate of a row divided by the rate of its baseline.
     - ``baseline``: the row that speed-ups refer to. The title names its kernel if ``has_one_shape``.
-    - ``has_one_shape``: whether all rows have one shape, so that the table ranks kernels.
+    - ``has_one_shape``: whether all rows have the same shape. Then the table ranks kernels.
     """
     shape = ""
     if has_one_shape:
@@ -181,8 +181,8 @@ def make_group_tables(
     """Yield a table and the failures of each group of rows that are ranked together, then a hidden table of the
     reference rows for CSV and JSON. (A run measures a reference repeatedly to see how the speed of the device drifts.)
 
-    By default, all rows of a regime and problem are one group. Some operations rank the rows of each shape separately,
-    if there is only one shape or if ``top`` is None.
+    By default, all rows of a regime and problem form one group. For some operations, each shape is a separate group if
+    there is only one shape or if ``top`` is None.
 
     - ``top``: the maximum number of rows for people in each table; None for all.
     - ``baseline``: the kernel that speed-ups refer to.
@@ -206,9 +206,9 @@ def make_group_tables(
 _RowsByPhase = Mapping[str, Measurement]
 
 
-#: The phases from which the time of each part of a training step is computed: the time of the first phase, minus the
-#: time of the second phase if a second one is listed. A run measures three phases, each from the beginning of a step:
-#: the forward pass, the forward and backward passes, and the whole step.
+#: How to compute the time of each part of a training step from the measured phases: take the time of the first phase,
+#: and subtract the time of the second phase if there is one. A run measures three phases, each from the beginning of a
+#: step: the forward pass, the forward and backward passes, and the whole step.
 _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("forward-backward", "forward"),

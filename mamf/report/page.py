@@ -156,8 +156,8 @@ def _load_template(name: str) -> Template:
 
 
 def _escape_invisible_text(value: Any) -> Any:
-    """Escape the invisible characters of a value that a template prints, if the value is a text and not markup of a
-    template. Jinja then escapes the markup characters in the text.
+    """Escape the invisible characters of a value that a template prints, if the value is a plain string and not markup
+    of a template. Jinja then escapes the markup characters in the string.
     """
     if not isinstance(value, str) or hasattr(value, "__html__"):
         return value
@@ -180,9 +180,9 @@ def sanitize_address(address: str) -> str:
 
 # -- turning pictures into SVG elements --------------------------------------------------------------------------------
 
-# The Content-Security-Policy of a page forbids style attributes, and colors depend on dark mode. Therefore the code
+# The Content-Security-Policy of a page forbids style attributes, and colors depend on dark mode. Therefore this code
 # turns the styles of an SVG into plain attributes whose colors are variables of the style sheet. Each bar and point
-# gets a <title> with its figures, which the script of the page shows next to the pointer.
+# gets a <title> with its figures. The script of the page shows this title next to the pointer.
 _SVG_NAMESPACE, _LINK_ATTRIBUTE = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 #: CSS value of each color of pictures. Colors that are missing here stay unchanged.
 _CSS_VALUE_BY_COLOR: Mapping[str, str] = {
@@ -199,8 +199,8 @@ _LEGEND_MARKER_SIZE = 9
 
 
 def make_picture_template_values(picture: Picture) -> dict[str, Any]:
-    """Return the values for the template of a picture: its texts, an SVG for each panel, and the color and the outline
-    of the marker of each name in the legend. If matplotlib is not installed, return no SVGs but a note that says so.
+    """Return the values for the template of a picture: its title and notes, an SVG for each panel, and the color and
+    marker outline of each name in the legend. If matplotlib is not installed, return no SVGs but a note that says so.
     """
     shown = escape_invisible_texts(picture)
     texts = {"title": shown.title, "subtitle": shown.subtitle}
@@ -222,7 +222,7 @@ def make_picture_template_values(picture: Picture) -> dict[str, Any]:
 
 
 def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
-    """Draw a panel as an SVG element. ``id_salt``: a text that makes the ids in this SVG different from those of other
+    """Draw a panel as an SVG element. ``id_salt``: a string that makes the ids in this SVG differ from those of other
     pictures on the page.
     """
     # Make the figure before other imports of matplotlib, because this checks that matplotlib is installed.

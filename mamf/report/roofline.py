@@ -73,7 +73,7 @@ def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPo
 
 
 def format_row_name(row: Measurement | Ceiling) -> str:
-    """Return the name of a row: its shape, and the fields in which its problem differs from the default."""
+    """Return a name for a row: its shape, and the fields of its problem that do not have the default value."""
     return ", ".join([str(row.shape), *get_operation(row.problem.operation).list_identifying_fields(row.problem)])
 
 
@@ -319,7 +319,8 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
 
 def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[RoofLine]:
     left, right = x_limits
-    # The rates of the rising ceilings so far. A ceiling gets no label if its rate is close to one of these rates.
+    # The rates of the rising ceilings that were added so far. A new ceiling gets no label if its rate is close to one
+    # of them.
     earlier_rates: list[float] = []
     for regime in roofs.regimes:
         compute = {

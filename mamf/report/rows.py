@@ -48,7 +48,7 @@ def make_row_columns(
 
     - ``rows``: all rows of the table; their rates decide the unit.
     - ``get_speed_up``: returns the rate of a row divided by the rate of its baseline.
-    - ``has_one_shape``: whether all rows have one shape, so that the table compares kernels.
+    - ``has_one_shape``: whether all rows have the same shape. Then the table compares kernels.
     """
     plan = shares.header.get("plan", {})
     layers = dict(zip(plan.get("shapes", ()), plan.get("layers", ()), strict=False))
@@ -143,8 +143,8 @@ def get_half_width_percent(row: Measurement) -> float | None:
 
 
 def make_time_columns() -> list[Column[Measurement]]:
-    """Return columns of the time of a launch in milliseconds: the time that decides the rate, other statistics, and
-    the interval.
+    """Return columns for the time of a launch in milliseconds: the time from which the rate is computed, other
+    statistics, and the interval.
     """
 
     def make_time_column(
@@ -293,8 +293,8 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
 
 
 def describe_row_interval(row: Measurement) -> str:
-    """Return the interval of a row's rate in words: a repeat interval, which also holds for new runs, or an interval
-    that holds only for this measurement.
+    """Describe the interval of a row's rate: a repeat interval, which also holds for new runs, or an interval that
+    holds only for this measurement.
     """
     interval = row.rate_interval
     factor = choose_unit(row.work.unit, [row.best_rate])[1]

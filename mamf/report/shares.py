@@ -85,7 +85,7 @@ def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> floa
 
 def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -> Table[Ceiling]:
     """Return a table with a row for each ceiling. The title has the parts that the names of all ceilings share."""
-    # The title of the table has room for "(MAMF)" or "(MSMF)" only if all ceilings have the same regime.
+    # Put "(MAMF)" or "(MSMF)" into the title of the table only if all ceilings have the same regime.
     has_one_regime = len({each.regime for each in ceilings}) == 1
     names, shared = split_shared_parts(
         [
@@ -148,7 +148,7 @@ def describe_clock(conditions: Conditions) -> str:
     return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{in_brackets}"
 
 
-#: Text that replaces a share so far above 1 that the ceiling must be wrong.
+#: Reports show this text instead of a share that is so far above 1 that the ceiling must be wrong.
 WRONG_CEILING_TEXT = (
     f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 )
@@ -233,8 +233,8 @@ class ShareCalculator:
         ]
 
     def yield_share_remarks(self, row: Measurement) -> Iterator[str]:
-        """Yield remarks about the shares of a row: the share of the ceilings of other dtypes in which its kernel
-        multiplies, and warnings if the device became slower or faster than it was when the ceiling was measured.
+        """Yield remarks about the shares of a row. If its kernel multiplies in other dtypes, give its share of their
+        ceilings. Warn if the device has become slower or faster since the ceiling was measured.
         """
         for dtype in str(row.details.get("product_dtypes", "")).split():
             ceiling = find_rate(self.measured_ceilings, dtype, row.regime)

@@ -320,7 +320,7 @@ def _make_step_bar(step: WaterfallStep) -> StackedBar:
 
 @dataclass(frozen=True)
 class OverlapPair:
-    """A matmul and other work, each measured alone and while both run.
+    """A matmul and other work (reads or copies of a buffer), each measured alone and while both run.
 
     ``rows``: the measured rows by (the work whose time is measured, whether this work runs alone).
     """
@@ -378,8 +378,8 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 
 
 def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """For the matmul and for the other work, return which share of its rate it keeps while both run, as a text with the
-    lowest and the highest percentage of all pairs. The keys are the names of the two kinds of work.
+    """Return which share of its rate the matmul keeps while both run, and the same for the other work. Each share is a
+    string with the lowest and the highest percentage of all pairs. The keys are the names of the two kinds of work.
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():

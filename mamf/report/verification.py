@@ -61,8 +61,8 @@ def count_verified_items(rows: MeasuredRows) -> dict[str, int]:
 
 
 def _collect_problem_ids(rows: Iterable[Measurement]) -> set[tuple[int | None, str, str, int]]:
-    """Return the distinct problems of ``rows``, each as a tuple that identifies the problem. Several rows may have the
-    same problem, because users can request a problem again by its number.
+    """Return the ids of the distinct problems of ``rows``. Several rows may have the same problem, because users can
+    request a problem again by its number.
     """
     return {(row.device, row.regime, row.kernel, row.round) for row in rows}
 

@@ -1,7 +1,7 @@
 """Define what the regimes (the ways in which mamf rests, launches and times a kernel) share: when to stop, the samples,
 the interface ``Regime``, and the verification of timed launches (``CheckedKernel``).
 
-A *mark* is a device event that takes the time. An *idle mark* is a mark that waits for all queues of the device. A
+A *mark* is a device event that records the time. An *idle mark* is a mark that waits for all queues of the device. A
 *flush* evicts the cache. To *poison* an output is to overwrite it with wrong values before a launch. A *visit* is one
 measurement of one kernel on one shape.
 """
@@ -27,15 +27,15 @@ Launch = Callable[[], object]
 
 
 def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, object]:
-    """Queue a launch between two marks (device events that take the time), and return both marks."""
+    """Queue a launch between two marks (device events that record the time), and return both marks."""
     start = backend.record_mark()
     launch()
     backend.submit()
     return start, backend.record_mark()
 
 
-# The number of rounds of a loop after which mamf checks that the backend's clock has advanced. Even a coarse clock
-# advances within this many rounds of launches.
+# The number of iterations of a loop after which mamf checks that the backend's clock has advanced. Even a coarse clock
+# advances within this many iterations with launches.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
@@ -305,8 +305,8 @@ class Regime(ABC):
 
     def require_advancing_clock(self, finished_rounds: int) -> None:
         """Raise PluginError if the backend's clock does not advance during a loop that ends after a certain time,
-        because such a loop would never end. Call this method in each round of the loop. ``finished_rounds``: the
-        number of rounds before the present round.
+        because such a loop would never end. Call this method in each iteration of the loop. ``finished_rounds``: the
+        number of iterations so far.
         """
         if finished_rounds % _ROUNDS_PER_CLOCK_CHECK:
             return
@@ -331,7 +331,7 @@ _MIN_CHECKED_LAUNCHES = 4
 #: the launch's time, whichever is longer. If the device works for longer, the kernel uses another queue, which the
 #: events do not time.
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
-#: New streams of the process make the time from a mark to an idle mark longer by at most this many seconds.
+#: If the process creates streams, the time from a mark to an idle mark grows by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
 #: To measure how much time passes from a mark to an idle mark if the device runs no launch, mamf computes this many
 #: medians, each from at most this many pairs of marks.

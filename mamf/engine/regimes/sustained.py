@@ -27,8 +27,8 @@ from mamf.statistics import Repeatability, compute_relative_slope
 _MIN_UNTHROTTLED_SHARE = 0.98
 #: Seconds between two readings of the energy counter.
 _ENERGY_POLL_SECONDS = 0.001
-#: A device that idles for more than this share of a block is rested afterwards. If it idles for more than this share of
-#: a visit, the row gets a remark.
+#: If the device idles for more than this share of a block, the next block does not count, because the rested device is
+#: faster. If it idles for more than this share of a visit, the row gets a remark.
 _MAX_IDLE_SHARE = 0.01
 #: The minimum number of oscillation periods of the power controller in a visit after a rest: one in which the power
 #: controller settles, and one that is measured.
@@ -65,9 +65,9 @@ class LaunchBlock(NamedTuple):
 
 class SustainedRegime(Regime):
     """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
-    by total time. A sample is the mean of a block of launches. All blocks of a visit have equally many launches, and
-    nothing runs between them. If the host pauses for so long that the device idles between two blocks, the idle time
-    does not count.
+    by total time. A sample is the mean of a block of launches. All blocks of a visit have the same number of
+    launches, and nothing runs between them. If the host pauses for so long that the device idles between two blocks,
+    the idle time does not count.
 
     ``settling_seconds_after_rest``: if the device rests before each visit, the seconds of load after the rest until the
     power controller has settled and the measured part of the visit begins; None: no rests. While a device is loaded,
@@ -257,7 +257,7 @@ class SustainedRegime(Regime):
         which it was loaded.
         """
         # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
-        # later blocks equally many launches.
+        # later blocks the same number of launches.
         blocks.is_in_measured_part = blocks.must_poison = True
         start_time, ticks, idle_seconds = self.backend.now(), list[EnergyTick](), 0.0
         for block in blocks.finished_blocks:

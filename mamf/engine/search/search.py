@@ -61,7 +61,7 @@ _EARLY_MEASUREMENTS, _MEASUREMENTS_PER_EARLY_FIT = 48, 4
 _MAX_PROMISING_DEVIATIONS = 6.0
 # The part of a measurement's time that does not depend on the shape, as a share of the time for the largest shape.
 _FIXED_TIME_SHARE = 0.1
-# Predicted gains below this share of the best rate do not count, because measurements do not repeat more closely.
+# Ignore predicted gains below this share of the best rate, because repeated measurements differ by about as much.
 _MIN_LOG_GAIN = 0.001
 _LEADER_COUNT = 8
 

@@ -427,7 +427,8 @@ def estimate_compute_units(measured: Mapping[MatmulShape, float], hyperparameter
     parts = CovarianceParts(compute_distances(compute_features(shapes, None), rows, rows))
 
     def compute_likelihood(units: int | None) -> float:
-        # Add up the distances of all tile sizes, because a separate effect of each would take several times as long.
+        # Add up the distances of all tile sizes, because fitting a separate effect for each
+        # tile size would take several times as long.
         waves = compute_squared_distances(compute_wave_features(m, n, units), rows, rows)[None] / 4
         unit_parts = CovarianceParts(parts.distances._replace(wave_distances=waves), parts.correlate_by_sizes)
         return compute_log_likelihood(unit_parts, values, hyperparameters)

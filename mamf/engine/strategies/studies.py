@@ -2,7 +2,7 @@
 measured again), ``mamf verify`` (random problems) and ``mamf overlap`` (a matmul at the same time as other work).
 
 ``mamf overlap`` measures the rate of the matmul and of the other work twice: alone, and while both run. Each work is
-launched back to back in its own queue, in blocks of equal duration, with marks (device events that take the time)
+launched back to back in its own queue, in blocks of equal duration, with marks (device events that record the time)
 between blocks. Only blocks in the period in which both queues were busy count, so the rate of one work while both run
 includes no time in which it ran alone.
 """

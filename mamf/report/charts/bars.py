@@ -254,7 +254,7 @@ class RangeRow:
 
 @dataclass(frozen=True)
 class RangeChart(Picture):
-    """A chart with one row of points for each name.
+    """A chart that has a row for each name, with one or more points in the row.
 
     - ``unit``: the unit of all values.
     - ``has_bars``: whether each value is drawn as a bar that begins at 0, with the value as text at its end.

@@ -1,5 +1,5 @@
-"""Draw the share of cycles that each row's kernel used against the clock of the device, with lines of equal TFLOPS,
-because the rate is the product of cycles used and clock.
+"""Draw the share of cycles that each row's kernel used against the clock of the device. Curves in the background
+show where TFLOPS are equal, because the rate is proportional to the product of cycles used and clock.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ def make_clock_chart(log: RunLog) -> ClockChart:
 
 
 def _make_clock_point(row: Measurement, field_texts: Sequence[str]) -> ClockPoint:
-    """Return the point of a row. ``field_texts``: the values of the fields in which the problems of the rows differ."""
+    """Return the point of a row. ``field_texts``: the values of the fields that differ between the problems of the
+    rows.
+    """
     conditions = row.conditions
     assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, (
         "make_clock_chart selects rows with a measured clock"

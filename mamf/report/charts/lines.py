@@ -107,7 +107,8 @@ class Chart(Picture):
     - ``grid``: rows of panels, with None in place of a panel without measurements.
     - ``is_connected``: whether lines join the points.
     - ``has_intervals``: whether a vertical line shows the interval of each point.
-    - ``palette_names``: the names in all pictures of the run, so that each name has the same color in every picture.
+    - ``palette_names``: the names in all pictures of the run. Colors are chosen for all of them together, so that
+      each name has the same color in every picture.
     - ``has_own_scales``: whether each panel has its own vertical scale.
     """
 
@@ -124,7 +125,9 @@ class Chart(Picture):
 
     @property
     def names(self) -> list[str]:
-        """The names of all lines, highest rate first, or in order of appearance if lines do not join the points."""
+        """The names of all lines. They are sorted by rate, the highest first, or in order of appearance if no lines
+        join the points.
+        """
         lines = (line for panel in self.panels for line in panel.lines)
         rates = group_pairs((line.name, point.y) for line in lines for point in line.points)
         return sorted(rates, key=lambda name: -max(rates[name])) if self.is_connected else list(rates)

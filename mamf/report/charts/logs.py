@@ -128,8 +128,8 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
 
 
 def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
-    """Return the axis of a sweep, a function that returns the position of a row from its rank and the row, and the
-    dimensions that all shapes have in common, such as ``Mx4096x4096``.
+    """Return the horizontal axis of a sweep, a function that returns the position of a row from its rank and the row
+    itself, and the dimensions that all shapes have in common, such as ``Mx4096x4096``.
     """
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")

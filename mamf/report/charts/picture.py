@@ -116,7 +116,7 @@ def draw_figure(picture: Picture) -> Figure:
 def _drop_repeated_labels(
     axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], row_index: int, column_index: int
 ) -> None:
-    """Remove the labels of a panel that are equal to those of a panel to its left, to its right or below it."""
+    """Remove those axis labels of a panel that another panel in the same row or below it shows as well."""
     panel, left_panels, right_panels = (
         rows[row_index][column_index],
         rows[row_index][:column_index],
@@ -144,7 +144,7 @@ def make_empty_figure(width: float, height: float) -> Figure:
 
 
 def escape_invisible_texts(part: Any) -> Any:
-    """Return a copy of a picture, or of a part of one, in which the invisible characters of all texts are escaped."""
+    """Return a copy of a picture, or of a part of one, with the invisible characters in all its strings escaped."""
     if isinstance(part, str):
         return escape_invisible_characters(part)
     if isinstance(part, tuple):
@@ -223,13 +223,13 @@ def _draw_legend(figure: Figure, entries: LegendEntries) -> Any:
 
 
 def _measure_height(part: Text | Any) -> float:
-    """Return the height of a text or a legend in inches."""
+    """Return the height of a line of text or of a legend in inches."""
     return float(part.get_window_extent().height) / DPI
 
 
 def style_axes(axes: Axes, title: str = "", grid: str = "both") -> None:
-    """Set the title of a panel, and the grid and the colors that the panels of all charts have. ``grid``: the axis
-    whose ticks get grid lines.
+    """Set the title of a panel, and give the panel the grid and colors that all charts use. ``grid``: the axis whose
+    ticks get grid lines.
     """
     axes.set_axisbelow(True)
     axes.grid(True, axis=grid, color="#dddddd", linewidth=0.8)  # type: ignore[arg-type]
@@ -310,9 +310,8 @@ class Style:
 
 
 def choose_styles(names: Iterable[str]) -> dict[str, Style]:
-    """Choose a style for each name. Names of well-known kernels, regimes and parts always get the same style. The color
-    of any other name is chosen by a hash of the name. If another name in ``names`` has this color, the next free color
-    is chosen.
+    """Choose a style for each name. Names of well-known kernels, regimes and parts always get the same style. Any other
+    name gets a color from a hash of the name, or the next free color if another name in ``names`` already has this one.
     """
     distinct_names = sorted(set(names))
     indices = {name: _STYLE_INDEX_BY_NAME[name] for name in distinct_names if name in _STYLE_INDEX_BY_NAME}
@@ -330,8 +329,8 @@ def choose_styles(names: Iterable[str]) -> dict[str, Style]:
 
 
 def save_figure(figure: Figure, path: Path, overwrite: bool = False) -> None:
-    """Write a figure to an image file, in the format of the file's suffix. Raises UsageError if the file exists or
-    cannot be written, and RunLogWriteError if the disk is full. An existing file stays unchanged after an error.
+    """Write a figure to an image file. The suffix of the file decides the format. Raises UsageError if the file exists
+    or cannot be written, and RunLogWriteError if the disk is full. An existing file stays unchanged after an error.
     """
     image, kind = io.BytesIO(), check_image_path(path, overwrite)
     with freeze_layout(figure):

@@ -450,14 +450,13 @@ def make_operation_plan(
 ) -> Plan:
     """Return the plan of a run that measures given shapes. ``kernels``: the names that the user wrote. ``regimes``: if
     empty, use the default regime of the operation. ``plan_fields``: further fields of the plan. Raises UsageError if
-    mamf cannot measure the operation in one of the regimes, or if a log cannot store the work of a launch.
+    mamf cannot measure the operation in one of the regimes.
     """
     names = tuple(dict.fromkeys(regimes)) or (operation.default_regime,)
     if CLASSIC in names and CLASSIC not in operation.regimes:
         known = " or ".join(operation.regimes)
         raise UsageError(f"{operation.name} cannot be measured in the regime {CLASSIC}: use {known}")
-    plan = Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
-    return plan.require_loggable_work()
+    return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
 # Draw each random size between 1 and 4 times the value that all sizes would have if they were equal. Make each size a

@@ -4,7 +4,6 @@ the regimes, which are ways of loading the device while mamf measures (``burst``
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +11,6 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 
 from mamf.errors import (
     MAX_SEED,
-    MAX_SIZE,
     UsageError,
     require_known_names,
     require_nonempty_list,
@@ -260,14 +258,6 @@ class Plan:
         require_known_names(*(("regime", name, REGIME_NAMES) for name in self.regimes))
         if CLASSIC in self.regimes and (self.budget_seconds or CLASSIC_WARMUP_SECONDS + 1) <= CLASSIC_WARMUP_SECONDS:
             raise UsageError(f"the regime classic warms up for {CLASSIC_WARMUP_SECONDS:.0f} s: give a longer --budget")
-
-    def require_loggable_work(self) -> Plan:
-        """Return this plan. Raises UsageError if a launch has more FLOP or bytes than a log can store."""
-        for problem, shape in itertools.product(self.problems, self.shapes):
-            work = problem.compute_work(shape)
-            if max(work.flop, work.nbytes) > MAX_SIZE:
-                raise UsageError(f"{shape} is too large: a launch can have at most {MAX_SIZE} FLOP and bytes")
-        return self
 
     @property
     def problem(self) -> Any:

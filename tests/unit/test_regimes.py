@@ -235,6 +235,15 @@ def test_sustained_does_not_count_the_time_in_which_the_host_leaves_the_device_i
     assert [remark for remark in sleepy.remarks if "the host could not keep it busy" in remark]
 
 
+def test_sustained_ends_on_a_backend_that_never_reports_a_reached_mark():
+    class NeverReached(SimulatedBackend):
+        def is_mark_reached(self, mark):
+            return False
+
+    backend = NeverReached(physics=dataclasses.replace(QUIET, energy_update_seconds=1e9))
+    assert take(started(SustainedRegime, backend)).ok
+
+
 def test_power_without_ticks_is_that_of_the_sensor():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, energy_update_seconds=60.0))
     assert take(started(SustainedRegime, backend)).conditions.watts == pytest.approx(backend.mean_watts, rel=0.01)

@@ -25,8 +25,9 @@ from mamf.statistics import Repeatability, compute_relative_slope
 
 #: A device whose clock is at least this share of its maximum counts as not throttled.
 _MIN_UNTHROTTLED_SHARE = 0.98
-#: Seconds between two readings of the energy counter.
-_ENERGY_POLL_SECONDS = 0.001
+#: Seconds between two readings of the energy counter. NVIDIA's counters change every 0.1 s, so stop after this many
+#: readings without a change, even if a faulty backend never reports that the device has reached a mark.
+_ENERGY_POLL_SECONDS, _MAX_ENERGY_POLLS = 0.001, 120
 #: If the device idles for more than this share of a block, the next block does not count, because the rested device is
 #: faster. If it idles for more than this share of a visit, the row gets a remark.
 _MAX_IDLE_SHARE = 0.01
@@ -297,10 +298,13 @@ class SustainedRegime(Regime):
 
     def wait_for_energy_tick(self, mark: object) -> EnergyTick | None:
         """Watch the energy counter until it changes, and return the change. Return None if the device has no energy
-        counter, or if it reaches ``mark`` before the counter changes.
+        counter, or if the counter does not change before the device reaches ``mark`` or within _MAX_ENERGY_POLLS
+        readings.
         """
         before = self.read_sensors(includes_energy=True)
-        while before is not None and before.joules is not None and not self.backend.is_mark_reached(mark):
+        for _ in range(_MAX_ENERGY_POLLS):
+            if before is None or before.joules is None or self.backend.is_mark_reached(mark):
+                break
             self.backend.sleep(_ENERGY_POLL_SECONDS)
             after = self.read_sensors(includes_energy=True)
             if after is not None and after.joules is not None and after.joules != before.joules:

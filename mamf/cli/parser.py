@@ -126,12 +126,16 @@ class CommandParser(argparse.ArgumentParser):
             # For an option of mamf-finder, say what to use in mamf. For any other word, suggest the nearest option.
             name = unknown[0].partition("=")[0]
             known_options = parser._option_string_actions
-            similar_options = [name.lower()] if name.lower() in known_options else []
-            similar_options = similar_options or difflib.get_close_matches(name, known_options, n=1)
+            similar_options = (
+                [name.lower()] if name.lower() in known_options else difflib.get_close_matches(name, known_options, n=1)
+            )
             suggestion = f" (did you mean {similar_options[0]}?)" if similar_options else "; --help lists all options"
             if not name.startswith("-"):
-                hint = f"write --name {unknown[0]}, or see --help" if "--name" in known_options else ""
-                hint = hint or "--help shows how many values each option takes"
+                hint = (
+                    f"write --name {unknown[0]}, or see --help"
+                    if "--name" in known_options
+                    else "--help shows how many values each option takes"
+                )
                 parser.error(f"unexpected argument {unknown[0]!r}: {hint}")
             advice = _ADVICE_BY_FINDER_OPTION.get(name)
             parser.error(f"unknown option {unknown[0]!r}{f': {advice}' if advice else suggestion}")

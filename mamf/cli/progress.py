@@ -32,10 +32,11 @@ def add_phase_listener(listener: Callable[[str], object]) -> Iterator[None]:
 class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A progress bar that counts the measured rows of a run.
 
-    ``row_count``: the number of rows that the run will measure, or None if it is unknown.
+    - ``row_count``: the number of rows that the run will measure, or None if it is unknown.
+    - ``logged_rows``: the rows that the log already contains. They can be the best rows, but do not count.
     """
 
-    def __init__(self, row_count: int | None) -> None:
+    def __init__(self, row_count: int | None, logged_rows: Iterable[Measurement] = ()) -> None:
         count_and_time = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,
@@ -47,6 +48,8 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             dynamic_ncols=True,
         )
         self._best_rows: dict[str, Measurement] = {}
+        for row in logged_rows:
+            self._update_best_row(row)
 
     def show_phase(self, text: str) -> None:
         self._bar.set_description_str(text)
@@ -57,15 +60,18 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         """Count a measured row, and show the best row so far among the rows of the same regime."""
         for listener in _PHASE_LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
-        best = self._best_rows.get(row.regime)
-        if row.ok and (best is None or row.rank > best.rank):
-            best = self._best_rows[row.regime] = row
-        if best is not None:
+        self._update_best_row(row)
+        if (best := self._best_rows.get(row.regime)) is not None:
             self._bar.set_postfix_str(
                 f"best {best.regime} {format_four_digits(best.best_rate)} {best.work.unit} @ {best.shape}",
                 refresh=False,
             )
         self._bar.update()
+
+    def _update_best_row(self, row: Measurement) -> None:
+        best = self._best_rows.get(row.regime)
+        if row.ok and (best is None or row.rank > best.rank):
+            self._best_rows[row.regime] = row
 
     def __exit__(self, *exception_info: object) -> None:
         self._bar.close()

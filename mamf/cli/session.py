@@ -294,7 +294,8 @@ class Session:
         for finding in select_warnings(run.findings):
             warn(format_advice(finding))
         try:
-            with ProgressBar(self.count_remaining_measurements()) as progress:
+            logged_rows = filter(run.is_result, run.rows)
+            with ProgressBar(self.count_remaining_measurements(), logged_rows) as progress:
                 try:
                     for row in rows:
                         if run.is_result(row):

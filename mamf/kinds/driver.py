@@ -82,6 +82,7 @@ class Run(RunSetup):
         self.summary: dict[str, Any] = {}
         #: True once the summary, which is the last record of the log, has been written.
         self.is_summary_written = False
+        self._rows_before_resume = list(self.rows)
         self._other_records: list[LogRecord] = []
 
     def is_result(self, row: Measurement) -> bool:
@@ -181,6 +182,9 @@ class Run(RunSetup):
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}
         self.summary = self.kind.make_summary(self.plan, self.rows, ceilings or self.known_ceilings, end)
+        if self.resumed_log is not None:
+            earlier_summary = self.kind.make_summary(self.plan, self._rows_before_resume, {}, end)
+            self.summary["measured_before_resume"] = earlier_summary["measured"]
         if is_idle:
             self.summary |= check_device_after_run(self.backend, self.rows)
         for ceiling in ceilings.values():

@@ -63,7 +63,7 @@ class MeasurementRecord(Struct, kw_only=True):
     operation: str
     shape: FieldValues
     flop: Int64 | float | Missing = UNSET
-    bytes: Int64 | Missing = UNSET
+    bytes: Int64 | float | Missing = UNSET
     unit: str | Missing = UNSET
     kernel: str
     dtype: str | Missing = UNSET
@@ -158,6 +158,7 @@ class SummaryRecord(Struct, kw_only=True):
     status: str
     reason: str
     measured: Int64
+    measured_before_resume: Int64 | Missing = UNSET
     left: Int64 | Missing = UNSET
     elapsed_seconds: float
     best: dict[str, dict[str, Any]]
@@ -233,6 +234,11 @@ def get_utc_time() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
+def _make_loggable(count: int) -> int | float:
+    """Return the count as it is, or as a float if a reader of 64-bit integers could not read it."""
+    return count if count < 2**63 else float(count)
+
+
 def make_measurement_record(row: Measurement) -> dict[str, Any]:
     """Convert a measurement to the JSON values of its record.
 
@@ -242,8 +248,8 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
     record = MeasurementRecord(
         operation=row.operation,
         shape=operation.make_shape_record(row.shape),
-        flop=round(work.flop),
-        bytes=work.nbytes,
+        flop=_make_loggable(round(work.flop)),
+        bytes=_make_loggable(work.nbytes),
         unit=work.unit,
         kernel=row.kernel,
         dtype=row.problem.dtype,

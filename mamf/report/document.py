@@ -197,8 +197,13 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     count_left = summary.get("left")
     left = f"; {format_count(count_left, left_noun)} left: continue with --resume" if count_left else ""
-    measured = f"; {format_count(summary['measured'], 'measurement')}" if has_count else ""
-    return f"{end}{measured} in {summary['elapsed_seconds']:.1f} s{left}"
+    count, earlier_count = summary["measured"], summary.get("measured_before_resume")
+    seconds, total = f"{summary['elapsed_seconds']:.1f} s", ""
+    if earlier_count is not None:
+        seconds, total = f"{seconds} since --resume", f", {count} in total"
+        count -= earlier_count
+    measured = f"; {format_count(count, 'measurement')} in {seconds}{total}" if has_count else f" in {seconds}"
+    return f"{end}{measured}{left}"
 
 
 def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -65,6 +65,14 @@ def test_a_log_reads_back_as_it_was_written(log_path, rows):
     assert not log.is_truncated
 
 
+def test_a_log_stores_counts_with_more_than_64_bits(tmp_path):
+    plan = sweep_plan([MatmulShape(2 * 10**6, 2 * 10**6, 2 * 10**6)], MatmulProblem(), kernel="simulated.mm")
+    [row] = OneKernelStrategy(setup_of(plan, [SimulatedMatmul()], SimulatedBackend())).yield_results()
+    with RunLogWriter.create(tmp_path / "run.jsonl", header()) as writer:
+        writer.write("measurement", make_measurement_record(row))
+    assert read_run_log(tmp_path / "run.jsonl").measurements == [row]
+
+
 def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):
     log, writer = RunLogWriter.resume(log_path)
     assert log.tier == "complete"

@@ -56,6 +56,14 @@ _ADVICE_BY_FINDER_OPTION = {
 _INVALID_CHOICE_PATTERN = re.compile(r"invalid choice: '?([^' ]+)'? \(choose from (.*)\)")
 
 
+class CommandHelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Format help like argparse, but list the choices of an option with several values only once."""
+
+    def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
+        text = super()._format_args(action, default_metavar)
+        return f"{{{','.join(action.choices)}}} ..." if action.choices and action.nargs == "+" else text
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser that reports an error in one line, suggests the nearest option, and exits with ``usage_exit_code``.
 
@@ -74,7 +82,7 @@ class CommandParser(argparse.ArgumentParser):
     command_words: Sequence[str] = ()
 
     def __init__(self, **keywords: Any) -> None:
-        super().__init__(**keywords, allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter)
+        super().__init__(**keywords, allow_abbrev=False, formatter_class=CommandHelpFormatter)
         # Reject blank values of options without a type, and of options of type Path.
         self.register("type", None, parse_nonempty_text)
         self.register("type", Path, lambda text: Path(parse_nonempty_text(text)))

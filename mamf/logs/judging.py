@@ -197,16 +197,17 @@ def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
     return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_INTERVAL_COVERAGE
 
 
-def find_noisy_rows(log: RunLog, tolerance: float) -> list[tuple[float, ComparedRow]]:
-    """Find the rows whose 95 % interval is wider than the tolerance allows, or unknown.
+def list_half_widths(log: RunLog) -> list[tuple[float, ComparedRow]]:
+    """Return a pair (half width, row) for each row with a rate, the widest interval first.
 
-    Returns pairs (half width, row), the widest interval first. The half width of the interval is a share of the rate.
+    The half width of the row's 95 % interval is a share of the rate, and infinite if the interval is unknown.
     """
-    known = [
-        (each.interval.half_width / each.rate, each) for each in list_compared_rows(log) if each.rate and each.interval
+    half_widths = [
+        (each.interval.half_width / each.rate if each.interval.is_known else math.inf, each)
+        for each in list_compared_rows(log)
+        if each.rate and each.interval
     ]
-    noisy = (each for each in known if each[0] > tolerance or not (each[1].interval and each[1].interval.is_known))
-    return sorted(noisy, key=lambda each: -each[0])
+    return sorted(half_widths, key=lambda each: -each[0])
 
 
 # -- making and judging claims -----------------------------------------------------------------------------------------

@@ -378,26 +378,26 @@ def make_columns_from_mappings(
     has_titles: bool = True,
 ) -> list[Column[RowT]]:
     """Return a column for each key of the mappings that ``read_mapping`` returns for the rows, in order of appearance.
-    Align columns that contain text to the left.
+    Align columns that contain text to the left. People see a column of TB/s in a unit that suits its values.
     ``has_titles``: whether people see the columns, with the keys as titles. CSV and JSON contain all columns, with the
     keys in snake_case.
     """
     rows = list(rows)
     text_names = {name for row in rows for name, value in read_mapping(row).items() if isinstance(value, str)}
 
-    def make_reader(name: str) -> Callable[[RowT], object]:
-        return lambda row: read_mapping(row).get(name)
-
-    return [
-        Column(
+    def make_column(name: str) -> Column[RowT]:
+        rates = [rate for row in rows if isinstance(rate := read_mapping(row).get(name), float)]
+        title, factor = choose_unit(name, rates) if name == "TB/s" else (name, None)
+        return Column(
             convert_to_snake_case(name),
-            name if has_titles else "",
-            make_reader(name),
-            drop_priority=drop_priority,
-            is_left_aligned=name in text_names,
+            title if has_titles else "",
+            lambda row: read_mapping(row).get(name),
+            format_any_value if factor is None else lambda rate: format_four_digits(rate * factor),
+            drop_priority,
+            name in text_names,
         )
-        for name in dict.fromkeys(name for row in rows for name in read_mapping(row))
-    ]
+
+    return [make_column(name) for name in dict.fromkeys(name for row in rows for name in read_mapping(row))]
 
 
 # -- columns that several reports share --------------------------------------------------------------------------------

@@ -185,7 +185,7 @@ def test_the_command_answers_in_its_last_lines(run):
     code, out, _ = run("peak", "--name", "h100 sxm", "--dtype", "bfloat16")
     lines = out.splitlines()
     assert code == 0
-    assert [line.split()[0] for line in lines[1:5]] == ["contributed", "published", "datasheet", "contributed"]
+    assert [line.split()[0] for line in lines[1:5]] == ["contributed", "published,", "datasheet", "contributed"]
     assert lines[-2].startswith(f"{H100}, bfloat16, sustained: ")
     assert "results/nvidia-h100" in lines[-1]
 

@@ -7,6 +7,7 @@ baseline: a log of an earlier run. mamf compares the new rates with the rates in
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -266,31 +267,42 @@ class _GuardSession(Session):
         return exit_code
 
     def _write_baseline(self, log: RunLog) -> None:
-        from mamf.logs.judging import find_noisy_rows
+        from mamf.logs.judging import list_half_widths
         from mamf.report.comparison import format_as_percent
         from mamf.report.document import format_count
 
-        baseline = self.options.baseline
+        baseline, pairs = self.options.baseline, list_half_widths(log)
         if log.tier != "complete":
             warn(
                 "the run is not complete, so no baseline was written: continue the run with --update --resume "
                 f"{log.path}"
             )
-        elif noisy_rows := find_noisy_rows(log, self.options.tolerance):
-            self.update_exit_code, (half_width, row) = FAILURE_EXIT_CODE, noisy_rows[0]
-            tolerance = format_as_percent(self.options.tolerance)
-            warn(
-                f"no baseline was written: {len(noisy_rows)} of {len(self.plan.list_steps())} rows vary by more than "
-                f"the tolerance of {tolerance} or have an unknown interval, most of all {row.kernel} {row.shape} "
-                f"(+-{format_as_percent(round(half_width, 4))}); measure while nothing else runs on the machine, or "
-                "raise tolerance"
+            return
+        if not pairs:
+            self._refuse_baseline("no row has a rate")
+            return
+        widest, row = pairs[0]
+        noisy_count = sum(half_width > self.options.tolerance for half_width, _ in pairs)
+        if math.isinf(widest):
+            self._refuse_baseline(
+                f"the interval of {row.kernel} {row.shape} is unknown; measure while nothing else runs on the machine"
+            )
+        elif noisy_count:
+            self._refuse_baseline(
+                f"{noisy_count} of {len(self.plan.list_steps())} rows vary by more than the tolerance of "
+                f"{format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
+                f"(+-{format_as_percent(round(widest, 4))}); measure while nothing else runs on the machine, or raise "
+                "the tolerance"
             )
         else:
             write_file_atomically(baseline, log.path.read_bytes())
-            half_widths = [half_width for half_width, _ in find_noisy_rows(log, -1.0)]
             print_line(
-                f"baseline: {baseline} has {format_count(len(half_widths), 'row')}: each rate combines up to "
+                f"baseline: {baseline} has {format_count(len(pairs), 'row')}: each rate combines up to "
                 f"{self.options.rounds} rounds (the table shows only the first), and the widest interval is "
-                f"+-{format_as_percent(round(max(half_widths, default=0.0), 4))}",
+                f"+-{format_as_percent(round(widest, 4))}",
                 choose_note_stream(self.options),
             )
+
+    def _refuse_baseline(self, reason: str) -> None:
+        self.update_exit_code = FAILURE_EXIT_CODE
+        warn(f"no baseline was written: {reason}")

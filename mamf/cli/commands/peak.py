@@ -63,8 +63,9 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
         backend = open_backend(options.backend or "auto", options.device or 0)
         rates = [peak(backend, options.dtype, options.regime, anyway=options.anyway, source=options.source)]
     columns: Sequence[Column[Rate]] = (
-        Column("source", "source", attrgetter("source"), is_left_aligned=True),
-        Column("tier", "tier", attrgetter("tier"), is_left_aligned=True),
+        Column("", "source", _describe_source, is_left_aligned=True),
+        Column("source", "", attrgetter("source")),
+        Column("tier", "", attrgetter("tier")),
         Column("regime", "regime", attrgetter("regime"), is_left_aligned=True),
         Column("tflops", "TFLOPS", attrgetter("tflops"), format_four_digits),
         Column("", "interval", attrgetter("interval"), format_interval),
@@ -78,6 +79,13 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
         [table, Answer([_format_rate_sentence(best_rate), best_rate.description, *reference_lines])],
         _make_json_record(best_rate),
     )
+
+
+def _describe_source(rate: Rate) -> str:
+    """Describe the source of a rate, with the tier of its evidence unless this is a complete log."""
+    if rate.tier.startswith(rate.source):
+        return rate.tier
+    return rate.source if rate.tier == "complete" else f"{rate.source}, {rate.tier}"
 
 
 def _make_json_record(rate: Rate) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Count the FLOP of an operation in a trace from the shapes of its arguments, for ``mamf profile``.
 
-A multiply-add counts as 2 FLOP. Causal attention counts only the scores that the mask does not hide, and the backward
-pass of attention counts as 2.5 forward passes, as in mamf.operations.attention. FLOP of operations without a formula
-are not counted, and reports say so. The functions in this file have no side effects.
+A multiply-add counts as 2 FLOP. For causal attention, only the scores that the mask does not hide are counted. The
+backward pass of attention counts as 2.5 forward passes, as in mamf.operations.attention. FLOP of operations without a
+formula are not counted, and reports say so. The functions in this file have no side effects.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ DTYPE_BY_TORCH_NAME = {
     "c10::Float8_e5m2": "float8_e5m2",
 }
 
-#: Pattern of the names of kernels in NVIDIA's libraries that multiply float32 operands in TF32. The 1688 in
-#: ``s1688gemm`` is m16n8k8, the shape of the TF32 matrix instruction.
+#: Pattern of the names of kernels in NVIDIA's libraries that multiply float32 operands in TF32. In ``s1688gemm``, 1688
+#: stands for m16n8k8, the shape of the TF32 matrix instruction.
 TF32_KERNEL_PATTERN = re.compile(r"tf32|tfloat32|s1688gemm")
 
 
@@ -54,8 +54,8 @@ def find_operand_dtype(event: Event) -> str:
 def count_matmul_flop(a: Sequence[int], b: Sequence[int]) -> int:
     """Return the FLOP of a matmul of ``a`` with shape (..., M, K) and ``b`` with shape (..., K, N).
 
-    If only one operand has three dimensions, the matmul is grouped: its groups split the M, N or K of the other operand
-    among themselves. All groups together then have the same FLOP as a single matmul.
+    If only one operand has three dimensions, this is a grouped matmul: M or N of the other operand is divided among the
+    groups. All groups together have the FLOP of one matmul of shape (M, K) times (K, N).
     """
     return 2 * math.prod(a if len(a) == len(b) else a[-2:]) * b[-1]
 
@@ -73,7 +73,8 @@ def _count_convolution_flop(shapes: _ArgumentShapes, argument_values: Sequence[s
     padding and groups.
     """
     input_shape, weight = shapes[0], shapes[1]
-    # A transposed convolution multiplies each element of the input by all weights of the element's group.
+    # In a transposed convolution, the weight has the shape (C, O/groups, ...), and each element of the input is
+    # multiplied by all weights of its channel C.
     if argument_values[6] == "True":
         return 2 * math.prod(input_shape) * math.prod(weight[1:])
     strides, padding, dilation = (
@@ -114,8 +115,8 @@ def _make_attention_formula(
     - ``query_index``: the index of Q among the arguments. K and V follow it.
     - ``forward_pass_ratio``: FLOP of the operation divided by the FLOP of a forward pass.
 
-    torch aligns a causal mask to the top left of the scores. Keys after the last query are therefore masked for every
-    query, so the formula does not count them.
+    torch aligns a causal mask to the top left of the scores. If there are more keys than queries, the mask hides the
+    surplus keys from every query, so the formula does not count these keys.
     """
 
     def count_attention_flop(shapes: _ArgumentShapes, argument_values: Sequence[str]) -> int:

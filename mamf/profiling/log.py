@@ -1,11 +1,11 @@
 """Write and read the logs of ``mamf profile``, and make its reports.
 
-The log of a profile has the tier ``profile``, which distinguishes it from other logs. It has a record for each class,
-module, kernel and part of memory, and a summary. With ``--ranks all``, a folder has one log per rank. Rankings,
-comparisons and result tables ignore profiles, because profiles have no samples.
+The header of a profile's log contains ``"tier": "profile"``, which distinguishes the log from other logs. The log has a
+record for each class, module, kernel and part of memory, and a summary. With ``--ranks all``, a folder has one log per
+rank. Rankings, comparisons and result tables ignore profiles, because profiles have no samples.
 
-There are two reports: the report of one profile (classes, modules, top kernels, memory), and the report of all ranks,
-which says which rank the other ranks wait for.
+There are two reports. One shows a single profile (classes, modules, top kernels, memory). The other compares all ranks
+and names the ranks that the others wait for.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ ProfilesByRank = Mapping[int, tuple[str, Profile]]
 
 
 def write_profile(path: Path, command: str, script: str, profile: Profile) -> Path:
-    """Write a profile's log and return its path. Write it in one operation, so that a crash leaves no partial log.
+    """Write a profile's log atomically, so that a crash leaves no partial log. Return the path of the log.
 
     If ``path`` exists, append a number to the file's name. Raises UsageError if the file cannot be created.
     """
@@ -168,11 +168,11 @@ _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says for how much of this
-# time mamf counted FLOP.
+# If operations without a FLOP formula take more than this share of a class's time, the report says which share of the
+# class's time the FLOP figures cover.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
-#: A rank is a straggler if its step takes longer than the step of the fastest rank, and the difference is at least this
-#: share of its step. Time in which only communication runs is not included in a step here. On two H200, ranks that did
+#: A rank is a straggler if its step time exceeds that of the fastest rank by at least this share of the straggler's
+#: step time. Both step times exclude time in which only communication runs. On two H200, the step times of ranks with
 #: equal work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
@@ -310,7 +310,7 @@ def describe_device(profile: Profile) -> str:
 
 
 def describe_largest_classes(profile: Profile) -> str:
-    """Return one line with the three classes that take most of a step, with their shares and MAMFU."""
+    """Return one line with the three classes that have the largest shares of a step, and the MAMFU of each if known."""
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
         for row in sorted(profile.classes, key=lambda row: -row.visible)[:3]
@@ -357,7 +357,9 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
 
 
 def _explain_shares(profile: Profile) -> str:
-    """Return one line that says which duration the shares refer to, and how certain the idle time is."""
+    """Return one line that says which duration the shares refer to, and whether the idle time is known, unknown or only
+    an upper bound.
+    """
     unprofiled_seconds, busy_seconds_per_step = (
         profile.unprofiled_step_seconds,
         profile.busy_seconds / (profile.steps or 1),
@@ -426,8 +428,8 @@ def _get_noncommunication_step_seconds(profile: Profile) -> float:
 def _get_exposed_communication_seconds(profile: Profile) -> float:
     """Return the seconds of communication per step in which no other work runs.
 
-    The profiler slows hosts, so ranks wait for one another longer than without the profiler. If a device is busy in the
-    trace for longer than the steps take without the profiler, subtract the excess from the communication.
+    The profiler slows hosts, so ranks wait for one another longer than without the profiler. If the device is busy in
+    the trace for longer than the steps take without the profiler, attribute the excess to this waiting and subtract it.
     """
     profiler_excess_seconds = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - profiler_excess_seconds) / (profile.steps or 1)

@@ -29,11 +29,11 @@ from mamf.profiling.traces import (
 OUTSIDE_MODULES = "outside of any module"
 #: Name of the row with the peak of allocated memory. All other rows of memory are parts of this peak.
 PEAK_MEMORY = "peak"
-#: If at most this share of the FLOP is in dtypes without a known ceiling, MAMFU is computed from the other FLOP. For
-#: example, rotary tables are in float32 while all matmuls are in bfloat16.
+#: If at most this share of the FLOP is in dtypes without a known ceiling, MAMFU ignores these FLOP. For example, a
+#: model may compute its rotary tables in float32 and everything else in bfloat16.
 _MAX_SHARE_WITHOUT_CEILING = 0.01
-#: Pattern of the parts of a module's path that replace_layer_numbers replaces or removes: the number of a layer, and
-#: the attribute in which a wrapper of torch stores the wrapped module.
+#: Matches the parts of a module's path that replace_layer_numbers changes. The function replaces the number of a layer,
+#: and removes the attribute in which a wrapper of torch stores the wrapped module.
 _REPLACED_NAME_PART_PATTERN = re.compile(
     r"(?<![^.])(?:\d+(?![^.])|(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)(?:\.|$))"
 )
@@ -52,7 +52,7 @@ class ClassRow:
     - ``calls``: for a class, the number of its calls; for idle time, the number of gaps in the trace; for a module, the
       number of events in it.
     - ``flop``: FLOP by dtype.
-    - ``multiplying``: the time, in seconds, in which operations ran whose FLOP mamf counts.
+    - ``multiplying``: the time, in seconds, in which at least one operation with counted FLOP ran.
     - ``mamfu``: the FLOP rate as a share of the matmul ceilings of the dtypes; None if more than 1 % of the FLOP is in
       dtypes without a known ceiling.
     """
@@ -189,7 +189,7 @@ class Profile:
     @property
     def mamfu(self) -> float | None:
         """MAMFU of whole steps: the seconds that the total FLOP would take at the ceilings, divided by
-        ``seconds_without_profiler``. None if no FLOP was counted, or if the MAMFU of a class with FLOP is unknown.
+        ``seconds_without_profiler``. None if no FLOP was counted, or if any class has FLOP but no MAMFU.
         """
         seconds_at_ceilings = [
             None if row.mamfu is None else row.mamfu * row.multiplying for row in self.classes if row.flop
@@ -234,7 +234,7 @@ def _make_class_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Ceili
         {name: _merge_busy_intervals(class_intervals) for name, class_intervals in intervals_by_class.items()}
     ).items():
         events = {each.event for each in intervals_by_class[name]}
-        # Count an operation on the CPU and the operations of the same class that it calls as one call.
+        # If an operation on the CPU calls other operations of the same class, count all of them as one call.
         inner_events = {
             event
             for event in events
@@ -283,8 +283,9 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Ceil
     return []
 
 
-# List the modules in which an event ran, from the outermost to the innermost. No range of a module encloses an event of
-# the backward pass, so take the modules of the forward operation that the event differentiates.
+# List the modules in which an event ran, from the outermost to the innermost. Events of the backward pass are not in
+# the range of any module. For such an event, use the modules of the operation of the forward pass whose gradient the
+# event computes.
 def _list_module_names(event: Event) -> list[str]:
     event_and_callers = list(event.yield_callers())
     forward_operation = next((each.forward_operation for each in event_and_callers if each.forward_operation), event)
@@ -312,9 +313,9 @@ def _make_class_row(
 ) -> ClassRow:
     """Make the row of a class or module from the intervals of its events, and count their FLOP.
 
-    If an operation calls others, their FLOP are counted once, for the class of the outer operation. For example, a copy
-    that a matmul calls gets none of the matmul's FLOP. The dtype of the FLOP is that of the innermost operation with a
-    formula, because autocast converts the operands before this operation.
+    If an operation calls other operations, count the FLOP only once, in the class of the outer operation. For example,
+    if a matmul calls a copy, the copy gets none of the matmul's FLOP. The FLOP have the dtype of the innermost
+    operation with a formula, because autocast converts the operands before this operation.
     """
     operations_by_event: dict[Event, list[Event]] = {}
     for event in dict.fromkeys(each.event for each in busy_intervals):

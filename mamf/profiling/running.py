@@ -1,9 +1,10 @@
-"""Run a training script in this process as Python would, and profile some of its steps with torch.profiler.
+"""Run a training script in this process as the command ``python`` would, and profile some of its steps with
+torch.profiler.
 
 A training step ends when its optimizer has stepped, or when a function that the user named returns. If this happens
 within a backward pass, the training step ends when the backward pass returns, because torch.profiler crashes if it is
 stopped within a backward pass. Right before the profiled steps, mamf times the same number of steps without the
-profiler, to show how much the profiler slows the script.
+profiler. The report compares both times, because the profiler slows the script.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from mamf.profiling.log import get_rank
 from mamf.profiling.traces import STEP_MARK, Trace, read_trace
 from mamf.profiling.watches import DtypeWatch, MemoryWatch, ModuleRangeWatch
 
-#: The command that reads a file with each suffix. An error names it if the user gives a run log or a trace instead of a
-#: script.
+#: For each suffix of run logs and traces, the command that reads such files. If the user passes such a file instead of
+#: a script, the error message names this command.
 _READ_COMMAND_BY_SUFFIX = {".jsonl": "mamf show", **dict.fromkeys((".json", ".gz", ".csv"), "mamf profile --from")}
 # Value of KINETO_LOG_LEVEL at which Kineto, the library of torch.profiler, prints nothing when it starts and stops.
 _QUIET_KINETO_LOG_LEVEL = "6"
@@ -46,7 +47,7 @@ _MAIN_MODULE_PREFIX, _DECORATOR_VARIABLE = "__main__:", "__mamf_decorator__"
 class Program:
     """A Python program to profile, with its arguments.
 
-    ``name``: the path of a script. If ``is_module`` is true, the name of a module, which is run as by ``python -m``.
+    ``name``: the path of a script or, if ``is_module`` is true, the name of a module to run as ``python -m`` does.
     """
 
     name: str
@@ -171,8 +172,8 @@ class StepProfiler:
         ends_script: bool = False,
     ) -> None:
         self.failure = self._remark = ""
-        #: Class name of each optimizer that stepped, by the optimizer's id(). Optimizers that step in hooks of the
-        #: backward pass count as one optimizer, with the id 0.
+        #: Class name of each optimizer that stepped, by the optimizer's id(). All optimizers that step in hooks of the
+        #: backward pass share the key 0.
         self.optimizer_names_by_id: dict[int, str] = {}
         self.on_profiled: Callable[[], object] = lambda: None
         self.watches = watches
@@ -194,8 +195,8 @@ class StepProfiler:
         return os.getpid() != (self._profiled_process_id or self._first_process_id)
 
     def _claim_profiling(self) -> bool:
-        """Return whether to profile this process. Only the first process of this rank that calls this method is
-        profiled.
+        """Try to claim profiling for this process, and return whether that succeeded. It succeeds only in the first
+        process of this rank that calls this method.
         """
         if self._profiled_process_id is None and get_rank() == self._rank:
             try:

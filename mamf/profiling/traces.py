@@ -1,4 +1,4 @@
-"""Read when kernels and operations ran, from a Chrome trace of torch.profiler or a table of nsys or rocprofv3."""
+"""Read start and end times of kernels and operations from a trace of torch.profiler, nsys or rocprofv3."""
 
 from __future__ import annotations
 
@@ -47,8 +47,9 @@ _SECONDS_PER_MICROSECOND, _SECONDS_PER_NANOSECOND = 1e-6, 1e-9
 #: Maximum size of a trace after decompression. The Python objects that json makes from a trace need about ten times as
 #: much memory.
 _MAX_TRACE_BYTES = 1 << 30
-# Maximum ratio of the size of a trace to the size of its gzip file. Real ratios are 10 to 30; without a limit, a small
-# forged file could fill the memory. A gzip file smaller than _MIN_ASSUMED_GZIP_BYTES counts as a file of this size.
+# Maximum ratio of the size of a trace to the size of its gzip file. Without this limit, a small forged file could fill
+# the memory. Real traces have ratios of 10 to 30. For a gzip file that is smaller than _MIN_ASSUMED_GZIP_BYTES, the
+# limit is computed from _MIN_ASSUMED_GZIP_BYTES.
 _MAX_GZIP_RATIO, _MIN_ASSUMED_GZIP_BYTES = 64, 1 << 18
 _RawEvent = Mapping[str, Any]
 #: Names of three columns in the tables of nsys and of rocprofv3: the kernel's name, its start in ns, and its duration
@@ -62,7 +63,8 @@ class Event:
 
     - ``start_seconds``, ``end_seconds``: times in seconds since the beginning of the trace.
     - ``caller``: the event that called or launched this event; None if no event called it, or if the caller is unknown.
-    - ``forward_operation``: for an event of the backward pass, the forward pass's operation that it differentiates.
+    - ``forward_operation``: for an event of the backward pass, the operation of the forward pass whose gradient the
+      event computes.
     - ``argument_shapes``, ``argument_dtypes``: shape and dtype of each argument of an operation, in order; empty if the
       trace lacks them. A dtype has the name that torch.profiler records.
     - ``argument_values``: the text of each argument that is not a tensor, and an empty text for each tensor.
@@ -154,7 +156,8 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
     which the CPU was busy.
 
     A device is busy while a kernel or copy runs. A CPU is busy while an operation runs; the time of an operation
-    excludes the operations that it calls. Communication of Gloo, which runs on the host, is always included.
+    excludes the operations that it calls. Communication of Gloo runs on the host, but always counts as busy time, even
+    if a device was used.
     """
     if trace.has_device_events:
         intervals = [
@@ -206,8 +209,8 @@ def read_trace(path: Path) -> Trace:
 def _read_and_unpack_file(path: Path) -> bytes:
     """Return the content of a file, decompressed if it is a gzip file.
 
-    Raises UsageError if the file cannot be read, or if its content is larger than _MAX_TRACE_BYTES, or larger than the
-    content of any real gzip file of the same size.
+    Raises UsageError if the file cannot be read, if its content is larger than _MAX_TRACE_BYTES, or if the compression
+    ratio of a gzip file is above _MAX_GZIP_RATIO.
     """
     try:
         with path.open("rb") as file, gzip.GzipFile(fileobj=file) as unpacked:
@@ -274,12 +277,14 @@ def _parse_chrome_trace(trace: Mapping[str, Any]) -> Trace:
 def _make_host_events(
     raw_events: Iterable[_RawEvent], origin_microseconds: float
 ) -> tuple[list[Event], dict[tuple[str, Any], Event]]:
-    """Make the events on the host. Return all events, and a mapping from links to the events that launched work on the
-    device.
+    """Make the events on the host. Return all events, and a mapping from links to the events that may have launched
+    work on the device.
 
-    A link is a pair of a field's name and a number that a launch has in common with the kernel or copy that it
-    launched. If the interval of an event is within the interval of another event of the same thread, the outer event
-    called the inner event.
+    A trace gives a launch the same number as the kernel or copy that it launched, in a field such as ``correlation``. A
+    link is the pair of the field's name and this number.
+
+    If the interval of an event is within the interval of another event of the same thread, the outer event called the
+    inner event.
     """
     events: list[Event] = []
     launches_by_link: dict[tuple[str, Any], Event] = {}
@@ -308,7 +313,8 @@ def _make_host_events(
         )
         open_calls_of_thread.append(event)
         if sequence_number is not None and not is_backward:
-            # If several events of the forward pass have the same number, the last of them created the autograd node.
+            # If several events of the forward pass have the same sequence number, the last of them created the autograd
+            # node.
             forward_operations_by_number[sequence_number] = event
         events.append(event)
         link_field = {"runtime": "correlation", "operation": "External id"}.get(event.kind)
@@ -350,13 +356,14 @@ def _compute_start_and_end(raw: _RawEvent, origin_microseconds: float) -> tuple[
 def _find_step_bounds(
     events: Sequence[Event], device_annotations: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """Return start, end and number of the complete training steps, and the name of the optimizer whose step ends them.
+    """Find the complete training steps. Return their start, their end, their number, and the name of the optimizer that
+    marks the end of each step.
 
-    The name is empty if mamf or torch.profiler has marked the steps. If nothing marks steps, return start and end of
-    the whole trace, None and "".
+    The name is empty if mamf or torch.profiler has marked the steps. If the trace does not mark steps, return the start
+    and the end of the whole trace, None and "".
 
-    ``device_annotations``: name, start and end of each annotation on the device, from its first kernel to its last. The
-    device runs an annotation's kernels later than the host runs the annotation.
+    ``device_annotations``: for each annotation, its name, the start of its first kernel and the end of its last kernel
+    on the device. The device runs these kernels later than the host runs the annotation.
     """
     step_ends = sorted(event.end_seconds for event in events if event.name == STEP_MARK)
     if len(step_ends) > 1:

@@ -40,7 +40,8 @@ class MemoryWatch:
     ModuleRangeWatch calls ``record_module_span`` for each module, ``rows`` also says which modules allocated most of
     the peak memory.
 
-    ``snapshot_path``: path of the history of allocations to write, which https://pytorch.org/memory_viz displays.
+    ``snapshot_path``: the file to which the watch writes the history of allocations. https://pytorch.org/memory_viz
+    displays such files.
     """
 
     def __init__(self, snapshot_path: Path) -> None:
@@ -304,8 +305,8 @@ def make_range_provider(
     return SimpleNamespace(open_profiler_window=nullcontext, open_profiler_range=make_range)
 
 
-# Leave out modules that torch.compile compiled, because a hook on a compiled module would make torch compile it again
-# within the profiled steps. For the same reason, mamf does not use a global hook on all modules.
+# List the modules that torch.compile did not compile. A hook on a compiled module would make torch compile the module
+# again within the profiled steps. For the same reason, mamf does not use a global hook on all modules.
 def _list_eager_modules() -> list[Any]:
     modules = [each for each in gc.get_objects() if issubclass(type(each), torch.nn.Module)]
     compiled_modules = [

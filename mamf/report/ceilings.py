@@ -1,8 +1,8 @@
 """Make reports and summaries of `mamf find`, which searches for the fastest matmul of a device (its ceiling).
 
-``mamf find`` measures in phases, which the log names in ``phase``: first it measures many shapes briefly with the
-library's default kernel (scout, refine), then the best of them several times in turn (choose), and finally the winner
-again (confirm).
+``mamf find`` measures in phases. The field ``phase`` of a row in the log names the phase. The first phases (scout,
+refine) measure many shapes briefly with the library's default kernel. The phase ``choose`` measures the best shapes
+again, several times in alternation. The phase ``confirm`` measures the winner again.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
 
 
 def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> list[str]:
-    """Return a line that lists the shapes and kernels that are as fast as a ceiling within its accuracy, and a line
-    that says how many rows each phase of the search measured.
+    """Return one or two lines. The first lists other shapes and kernels that may be as fast as the ceiling within the
+    accuracy of the run, if there are any. The last says how many rows each phase of the search measured.
     """
     tied, more = ceiling.tied[:_MAX_SHOWN_TIED_SHAPES], len(ceiling.tied) - _MAX_SHOWN_TIED_SHAPES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")

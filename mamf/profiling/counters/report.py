@@ -1,6 +1,6 @@
 """Make the report of ``mamf counters``: one row per kernel with its hardware counters and what bounds its speed.
 
-If a launch of a kernel runs several device kernels, each device kernel has a separate row too.
+Some launches run several kernels on the device (device kernels). The report then also has a row for each of them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class CounterLine(NamedTuple):
     """One line of the table of counters, for a launch or for one device kernel of a launch.
 
     - ``row``: the measurement of the launch.
-    - ``counters``: the counters of the device kernel; for a launch, their sums over its device kernels.
+    - ``counters``: the counters of the device kernel. In the line of a launch, each counter is the sum over the device
+      kernels of the launch.
     - ``is_launch``: whether the line is for a whole launch.
     - ``launch_counters``: the counters of the launch; None in the line of a device kernel, or if no counters were read.
     - ``first_launch_cycles``: the cycles of the first launch in the table. The table compares all launches with it.
@@ -94,10 +95,10 @@ def make_counters_document(log: RunLog) -> Document:
 def _make_counter_table(
     rows: Sequence[Measurement], counters_by_key: Mapping[CountersKey, LaunchCounters]
 ) -> Table[CounterLine]:
-    """Make the table of the kernels that were measured on one problem and shape.
+    """Make the table of the kernels that ran the same problem and shape. ``rows``: the measurements of these kernels.
 
-    ``rows``: the measurements of these kernels. The printed table shows the device kernels of a launch only if the
-    launch runs several; csv and json always have them.
+    If a launch ran several device kernels, the printed table has a line for each of them. csv and json contain the
+    lines of all device kernels.
     """
     first_launch_cycles = next(
         (
@@ -151,7 +152,7 @@ def _yield_counter_lines(
 
 
 def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLine]]:
-    """Return the columns of the table of counters. csv and json have all metrics, under the names of ncu."""
+    """Return the columns of the table of counters. csv and json contain all metrics, named as in ncu."""
     operation = get_operation(lines[0].row.operation)
     further_metrics = dict.fromkeys(
         name for line in lines for name in line.counters.metrics if name not in _METRIC_COLUMNS
@@ -249,8 +250,8 @@ def _describe_device_kernels(line: CounterLine) -> str | None:
 def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
     """Yield the conclusions of a table of counters, one line each.
 
-    If counters of several kernels were read, say which kernel has the fewest cycles and which is fastest in burst.
-    Otherwise say what bounds each kernel.
+    If several kernels have counters, yield one line that names the kernel with the fewest cycles and the kernel that is
+    fastest in burst. Otherwise yield a line for each kernel that says what bounds the kernel.
     """
     launches = [line for line in table.rows if line.is_launch]
     launches_with_cycles = [line for line in launches if line.row.ok and line.launch_counters and line.cycles]

@@ -38,7 +38,8 @@ from mamf.text import escape_invisible_characters
 _HOST_CLOCK_TIMER = "host clock"
 # Reports call the interval of a ratio unknown if its upper end is at least this many times its lower end.
 _MAX_INTERVAL_RATIO = 100.0
-# Tables show at least this many rows, even if the verdict on all of them is SAME. Shorter tables show all rows.
+# By default, tables leave out rows with the verdict SAME, but show at least this many rows. Shorter tables show all
+# rows.
 _MIN_SHOWN_ROWS = 3
 _VERDICT_ORDER: tuple[RowVerdict, ...] = ("SLOWER", "FASTER", "UNDECIDED", "SAME")
 # Smallest effect of a temperature difference that reports mention, as a share of the rate.
@@ -48,7 +49,7 @@ _MIN_TEMPERATURE_EFFECT_SHARE = 0.001
 def make_comparison_document(comparison: Comparison, tolerance: float, top: int | None = 0) -> Document:
     """Return the report of a comparison with at least one pair of rows.
 
-    - ``tolerance``: the share of its rate by which a row may be slower.
+    - ``tolerance``: how much slower a row may be, as a share of its rate.
     - ``top``: the maximum number of rows in tables for people, None for all. Tables show more rows if more rows changed
       or are undecided.
     """
@@ -226,8 +227,8 @@ def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
 
 
 def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
-    """Name the row with the largest slowdown, or else the regimes whose rows together are slower, or else say that
-    there is no regression.
+    """Name the row with the largest slowdown. If no single row is slower, name the regimes whose rows are slower when
+    taken together. If there are none, say that there is no regression, or that nothing was decided.
     """
     if regressions := comparison.find_regressions(tolerance):
         worst = regressions[0]
@@ -253,8 +254,8 @@ def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]]
 
 
 def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, Any]:
-    """Return the part of a comparison's JSON that is not about single rows: both headers, the differences between the
-    runs, and the number of rows with each verdict.
+    """Return the JSON of a comparison without the compared rows: both headers, the differences between the runs, and
+    the number of rows with each verdict.
     """
     return {
         "a": {"log": comparison.log_paths[0], "tier": comparison.a.tier, "header": comparison.a.header},
@@ -331,8 +332,8 @@ def describe_row_outcome(row: JudgedRow) -> str:
 
 
 def make_guard_document(result: GuardResult) -> Document:
-    """Return the report of ``mamf guard``: the comparison with the baseline, each row that is a regression, failed, new
-    or undecided, and the verdict.
+    """Return the report of ``mamf guard``: first the comparison with the baseline, then the rows that regressed,
+    failed, are new or are undecided, and last the verdict.
     """
     lines = [
         f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}"

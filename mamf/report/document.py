@@ -44,8 +44,8 @@ def format_four_digits(value: float) -> str:
 
 #: Prefixes of units, with the factor that converts a value from units of 1e12 to units with this prefix.
 _PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
-#: Reports show a value in a unit only if it is at least this number. For smaller values, they use the next smaller
-#: prefix.
+#: Smallest number that reports show in a unit with a prefix, such as TB/s. For smaller numbers they use the next
+#: smaller prefix: 0.05 TB/s becomes 50 GB/s.
 _MIN_PREFIXED_VALUE = 0.1
 
 
@@ -69,8 +69,8 @@ def format_rate(rate: float, unit: str) -> str:
 
 
 def describe_counted_work(works: Iterable[Work]) -> str:
-    """Return a line that explains which FLOP and bytes are counted in the rates of ``works``, and gives each
-    explanation only once: ``counted: 2*M*N*K; A and B read, C written, once each``.
+    """Return a line that explains how the FLOP and bytes of ``works`` are counted, without repeating an explanation:
+    ``counted: 2*M*N*K; A and B read, C written, once each``.
     """
     return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
 
@@ -103,8 +103,8 @@ def shorten_line(text: str) -> str:
 
 
 def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:
-    """Split comma-separated titles at the commas. Return the parts in which they differ (one string per title), and the
-    parts that all titles share (one string).
+    """Split titles at their commas. Return a string for each title with the parts that not all titles have, and one
+    string with the parts that all titles share.
     """
     parts = [title.split(", ") for title in titles]
     shared = [part for part in parts[0] if all(part in each for each in parts)] if parts else []
@@ -160,7 +160,7 @@ def format_markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]],
 
 
 def label_kernel(name: str, header: Mapping[str, Any]) -> str:
-    """Return the name of a kernel as tables show it: "(by path)" follows if the user named the kernel as
+    """Return the name of a kernel for tables. Append "(by path)" if the user named the kernel by its path,
     ``package.module:Class``.
     """
     planned = _get_requested_kernels(header)
@@ -262,8 +262,8 @@ class Table(Generic[RowT]):
     - ``key``: the key in JSON. Tables with the same key become one list in JSON and one table in CSV.
     - ``shown_rows``: the rows for people, best first; None for all rows.
     - ``max_shown_rows``: the maximum number of rows for people; None for no maximum.
-    - ``get_remarks``: returns remarks about a row that its figures do not show. The notes below the table contain each
-      remark once.
+    - ``get_remarks``: returns remarks about a row for the notes below the table. The notes contain a remark only once,
+      even if several rows have it.
     - ``get_label``: returns the name of a row, which the notes use.
     """
 
@@ -303,7 +303,7 @@ class Table(Generic[RowT]):
         return more + merge_remarks((text, self.get_label(row)) for row in rows for text in self.get_remarks(row))
 
     def make_records(self) -> list[dict[str, object]]:
-        """Return a mapping from column names to values for each row, as CSV and JSON contain it."""
+        """Return each row as a mapping from column names to values, for CSV and JSON."""
         return [{column.name: column.read_value(row) for column in self.columns if column.name} for row in self.rows]
 
 
@@ -364,7 +364,7 @@ class Document:
 
 
 def add_logged_warnings(document: Document, log: RunLog) -> Document:
-    """Add the warnings about the machine that a log records to its report, before the last block."""
+    """Take the warnings about the machine from a log, and insert them before the last block of the log's report."""
     headers = [part.header for part in log.part_logs] or [log.header]
     warnings = list(dict.fromkeys(text for header in headers for text in list_logged_warnings(header)))
     return replace(document, blocks=[*document.blocks[:-1], Lines(warnings), *document.blocks[-1:]])

@@ -35,14 +35,15 @@ from mamf.report.document import (
 
 #: The regime in which mamf measures a headline figure, by the name that mamf-finder gives to the figure.
 _HEADLINE_REGIMES = {"MAMF": BURST, "MSMF": SUSTAINED}
-#: Statistics that mamf-finder computes from its measuring loop. If several are equally frequent in a log, reports use
-#: the first of them.
+#: Statistics of mamf-finder's measuring loop, as its logs name them. Reports use the statistic that most rows of a log
+#: have, and the first of several that are equally frequent.
 _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
 def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
-    """Return the report of a run of mamf-finder. Sort the rows by their first figure, but put confirmed rows first.
-    Otherwise the short trials, whose rates are higher, would come before them.
+    """Return the report of a run of mamf-finder. Confirmed rows come first, then all others, each sorted by their first
+    figure. If all rows were sorted together, the short trials, which have higher rates, would come before the confirmed
+    rows.
     """
     run_fields = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _make_finder_columns()
@@ -71,7 +72,7 @@ class Headline(NamedTuple):
 
 
 class ComparedRun(NamedTuple):
-    """The part of a run that mamf and mamf-finder both log.
+    """The data of a run that the logs of mamf and of mamf-finder both contain.
 
     - ``name``: a label with the log, the program and the device.
     - ``statistic``: the statistic of ``tflops_by_shape`` (mamf-finder), or the regime (mamf).
@@ -110,8 +111,8 @@ def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
 
 
 def _convert_run_log(log: RunLog) -> ComparedRun:
-    """Convert the matmuls and ceilings of a log of mamf for a comparison. Use the rates of regime classic, which
-    measures as mamf-finder does. If the log has no regime classic, use its first regime.
+    """Convert the matmuls and ceilings of a log of mamf for a comparison. Use the rates of the regime ``classic``,
+    because it measures in the same way as mamf-finder. If the log does not have this regime, use its first regime.
     """
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))

@@ -1,5 +1,7 @@
-"""Make charts of attention as data: kernels against the sequence length, and decode attention (few new tokens over a
-long cache of keys and values) against the cache length, below the measured read bandwidth.
+"""Make two kinds of charts of attention as data.
+
+One kind shows the rate of each kernel by sequence length. The other kind shows the memory traffic of decode attention
+(few new tokens, a long cache of keys and values) by cache length, with a line for the measured read bandwidth.
 """
 
 from __future__ import annotations
@@ -19,9 +21,9 @@ from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_with_binar
 from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
 from mamf.report.document import format_count
 
-# A chart of attention has separate panels for all fields that vary between rows, except for the number of heads and the
-# batch size. Sweeps often vary these two with the length or the head dimension to keep the total size constant, so they
-# get separate panels only if points would otherwise overlap.
+# A chart of attention has a panel for each combination of values of the fields that vary between rows. The number of
+# heads and the batch size are exceptions, because sweeps often vary them together with the length or the head
+# dimension, to keep the total size constant. Their values get separate panels only if points would otherwise overlap.
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
@@ -165,8 +167,8 @@ def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, .
 def _arrange_panels(
     rows: Sequence[Measurement], facets: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
 ) -> tuple[tuple[Panel | None, ...], ...]:
-    """Return the panels as a grid. The first facets that together have at most four combinations of values become its
-    columns, and the other facets become its rows. ``make_panel``: draws the panel of some measurements.
+    """Return the panels as a grid. Take the facets in order: a facet splits the columns if the grid then has at most
+    four columns, and otherwise splits the rows. ``make_panel``: makes the panel of some measurements.
     """
     column_facets: tuple[Facet, ...] = ()
     for facet in facets:
@@ -182,9 +184,7 @@ def _arrange_panels(
 
 
 def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
-    """Return text that names the products of two sizes that are the same in all rows: ``; heads x head dimension =
-    4096``.
-    """
+    """Return text with each product of two sizes that all rows share, such as ``; heads x head dimension = 4096``."""
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
     sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []
@@ -214,8 +214,8 @@ def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> li
 def make_decode_chart(
     rows: Sequence[Measurement], roofs: Roofs | None, header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw the memory traffic per second of one regime below a line for the measured read bandwidth. If all rows are
-    limited by compute instead of memory, as long chunks of a prompt are, draw TFLOPS below the compute ceiling.
+    """Draw the memory traffic per second in one regime, with a line for the measured read bandwidth. If compute limits
+    all rows, as with long chunks of a prompt, draw TFLOPS and the compute ceiling instead.
 
     Lines join rows that differ only in the cache length, or only in the number of queries if all caches are equally
     long. ``regime``: the regime to draw; None for the first of the log.

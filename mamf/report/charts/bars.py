@@ -1,5 +1,5 @@
-"""Represent charts of stacked bars (StackedChart) and of values in rows with their intervals (RangeChart) as data, and
-draw them with matplotlib.
+"""Represent two kinds of charts as data, and draw them with matplotlib. A StackedChart has stacked bars. A RangeChart
+has rows with values and their intervals.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ _PAGE_BAR_INCHES, _PAGE_GAP_INCHES, _PAGE_LINE_INCHES, _PAGE_FRAME_INCHES = 0.3,
 _MAX_PAGE_LABEL_CHARACTERS = 60
 # Height of the vertical axis, as a multiple of the height of the highest bar or interval.
 _AXIS_HEIGHT_FACTOR = 1.12
-# The shortest part of a bar that shows its value, as a share of the highest bar: in image files, and on web pages.
+# Minimum height of a part of a bar that shows its value: in image files as a share of the axis, and on web pages as a
+# share of the highest bar.
 _MIN_LABELED_PART_SHARE, _MIN_LABELED_PAGE_PART_SHARE = 0.045, 0.1
 _FAINT_OPACITY = 0.3
-# Labels below the bars of an image file: the number of characters that fit side by side in one line across the image,
-# and the minimum number of characters at which the label of a single bar is wrapped.
+# Labels below the bars of an image file: the number of characters that fit in one line across the image, and the
+# minimum length of a line to which the label of a bar is wrapped.
 _MAX_CHARACTERS_OF_ALL_LABELS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
@@ -120,7 +121,9 @@ class StackedChart(Picture):
         )
 
     def wrap_page_label(self, bar: StackedBar) -> list[str]:
-        """Return the lines of the label above a bar on a web page, which ends with the note or height of the bar."""
+        """Return the lines of the label above a bar on a web page. The label ends with the note of the bar, or with its
+        height if it has no note.
+        """
         label = f"{self.axis_label} {bar.label}: {bar.note or f'{bar.height:.4g}'}".lstrip()
         return textwrap.wrap(label, _MAX_PAGE_LABEL_CHARACTERS)
 
@@ -193,8 +196,8 @@ def _draw_parts(
     is_horizontal: bool = False,
 ) -> None:
     """Draw the parts of one bar. ``place``: the position of the bar on the axis along which the bars are lined up. A
-    part shows its height if it is at least ``min_labeled_height``. A bar with only one part does not show this height
-    if its label already does.
+    part shows its height if it is above ``min_labeled_height``. If a bar has only one part and its label already states
+    the height, the part does not show it.
     """
     bottom = 0.0
     for name, height in bar.parts:

@@ -1,5 +1,5 @@
-"""Draw the share of cycles that each row's kernel used against the clock of the device. Curves in the background
-show where TFLOPS are equal, because the rate is proportional to the product of cycles used and clock.
+"""For each row, draw the share of cycles that the kernel used against the clock of the device. The rate is proportional
+to the product of both, so curves in the background connect points of equal TFLOPS.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _MARGIN_MHZ, _MARGIN_CYCLES_PERCENT, _MARKER_SIZE_POINTS = 25.0, 6.0, 10
 #: Possible places of a label relative to its marker, in order of preference: the offset to the right and upward in 1/72
-#: inch, and whether the text ends at this place instead of beginning there.
+#: inch, and whether the text is right-aligned.
 _LABEL_PLACES = tuple((-8 if ends else 8, up, ends) for up in (-4, 9, -17, 22, -30) for ends in (False, True))
 #: Approximate sizes: the width and the height of the axes as shares of the picture, and the width of a letter as a
 #: multiple of the font size.
@@ -57,8 +57,8 @@ class ClockPoint:
 
 @dataclass(frozen=True)
 class ClockChart(Picture):
-    """A chart of cycles used against clock. ``tflops_per_mhz``: the rate of all compute units, divided by the clock, if
-    the units use every cycle. It determines the position of the lines of equal TFLOPS.
+    """A chart of cycles used against clock. ``tflops_per_mhz``: the TFLOPS per MHz of clock that all compute units
+    together reach if they use every cycle. The curves of equal TFLOPS are computed from this value.
     """
 
     points: tuple[ClockPoint, ...]

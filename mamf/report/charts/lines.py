@@ -1,4 +1,4 @@
-"""Represent charts of panels with lines of points as data (Chart), and draw them with matplotlib."""
+"""Represent line charts as data (Chart), and draw them with matplotlib. A chart has panels, and a panel has lines."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ class Chart(Picture):
     - ``grid``: rows of panels, with None in place of a panel without measurements.
     - ``is_connected``: whether lines join the points.
     - ``has_intervals``: whether a vertical line shows the interval of each point.
-    - ``palette_names``: the names in all pictures of the run. Colors are chosen for all of them together, so that
-      each name has the same color in every picture.
+    - ``palette_names``: all names that occur in any picture of the run. Pictures with the same ``palette_names`` give
+      each name the same color.
     - ``has_own_scales``: whether each panel has its own vertical scale.
     """
 
@@ -232,8 +232,9 @@ def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
 
 
 def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """Give a panel the vertical scale of all panels, or a separate scale if ``chart.has_own_scales``. The common scale
-    begins at 0 if lines are below a ceiling, or if the highest rate is more than twice the lowest.
+    """Set the vertical scale of a panel: the scale that all panels share, or a separate scale if
+    ``chart.has_own_scales``. The shared scale begins at 0 if lines join the points and a panel has a ceiling, or if the
+    highest rate is more than twice the lowest.
     """
     panels = [panel] if chart.has_own_scales else chart.panels
     points = [point for each in panels for point in each.points]

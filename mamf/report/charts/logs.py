@@ -35,7 +35,7 @@ _MAX_LISTED_FAILURES = 4
 def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
     """Return the point of a row at position ``x``. Its value is the rate by which rows are ranked, multiplied by
     ``factor``. The point has no interval if the row has no interval for this rate. If several devices shared the run,
-    the rate is scaled to the first device.
+    the rate is divided by the speed of the row's device relative to the first device.
     """
     seconds = row.amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -46,8 +46,8 @@ def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
 
 
 def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[str]:
-    """Return the regimes to draw in the order of the log: the requested one, or all that have a rate. Raises UsageError
-    if the requested regime, or every regime, has no rate.
+    """Return the regimes to draw: only the requested regime, or all regimes that have a rate, in the order of the log.
+    Raises UsageError if the requested regime has no rate, or if no regime has one.
     """
     measured = list(dict.fromkeys(row.regime for row in rows if row.ok and not row.is_reference))
     if not measured:
@@ -81,14 +81,14 @@ def describe_machine_briefly(header: Mapping[str, Any]) -> str:
 
 
 def find_peak_rate(problem: Any, header: Mapping[str, Any]) -> float | None:
-    """Return the rate that the datasheet states for a problem, in 1e12 per second, or None if it states no rate."""
+    """Return the rate that the datasheet states for a problem, in TFLOPS or TB/s, or None if it states no rate."""
     peak = get_operation(problem.operation).find_peak_rate(DeviceInfo(**header["device"]), problem)
     return peak / TERA if peak else None
 
 
 def describe_row_failures(rows: Iterable[Measurement], drawn_kernels: Iterable[str]) -> list[str]:
-    """Return a note that explains gaps in the lines of the kernels that are drawn: the number of rows without a rate,
-    by kernel and status. Return an empty list if there are no such rows.
+    """Return a list with one note that explains gaps in the lines of the drawn kernels: the number of rows without a
+    rate, by kernel and status. The list is empty if all rows have a rate.
     """
     names = set(drawn_kernels)
     counts = Counter((row.kernel, row.status) for row in rows if not row.ok and row.kernel in names)
@@ -102,7 +102,8 @@ def describe_row_failures(rows: Iterable[Measurement], drawn_kernels: Iterable[s
 
 def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
     """Draw a line for each regime of a sweep. The horizontal axis is the dimension (M, N or K) that varies between
-    shapes, or the rank of the row if several dimensions vary.
+    shapes. If several dimensions vary, it is the rank of the row (1 for the fastest row), except if M = N = K in all
+    shapes.
     """
     regimes, measured = select_rows_to_draw(rows, regime)
     first = measured[0]
@@ -128,8 +129,8 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
 
 
 def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
-    """Return the horizontal axis of a sweep, a function that returns the position of a row from its rank and the row
-    itself, and the dimensions that all shapes have in common, such as ``Mx4096x4096``.
+    """Return the horizontal axis of a sweep, a function that computes the position of a row on this axis from its rank
+    and the row itself, and the dimensions that all shapes have in common, such as ``Mx4096x4096``.
     """
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
@@ -180,8 +181,8 @@ def make_find_chart(
 
 # -- charts of kernels of any operation --------------------------------------------------------------------------------
 
-#: The axis label of operations that are drawn against their FLOP. The ticks of this axis have decimal prefixes, and
-#: those of other axes have binary prefixes.
+#: The label of the horizontal axis of operations whose charts show rates by FLOP. The ticks of this axis have decimal
+#: prefixes. Those of other axes have binary prefixes.
 _FLOP_AXIS_LABEL = "FLOP"
 
 
@@ -257,8 +258,8 @@ _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
     "forward-backward": ("forward", "backward"),
     "step": ("forward", "backward", "optimizer step"),
 }
-#: Identifies a training step whose phases (such as forward and backward) are separate rows: regime, problem of the
-#: first phase, kernel, batch.
+#: Identifies a training step of which each phase (such as forward) is a separate row. The key consists of the regime,
+#: the problem of the first phase, the kernel and the batch size.
 _StepKey = tuple[str, ModelProblem, str, int]
 _RowsByPhase = Mapping[str, Measurement]
 _DIFFERENCES_NOTE = (
@@ -312,8 +313,8 @@ def make_model_chart(
         )
     notes = list(_describe_mamfu_ceilings(steps, known_ceilings))
     notes += [_DIFFERENCES_NOTE] if any(len(bar.parts) > 1 for panel in panels for bar in panel.bars) else []
-    # Timing noise can make a phase look no slower than a shorter phase that it contains. Then the part of the step that
-    # the difference stands for has height 0, so add a note about it.
+    # Because of timing noise, a phase may seem to take no longer than a shorter phase that it contains. The part of the
+    # step that is computed as their difference then has height 0, so add a note about it.
     if faster := [
         f"{titles[key]}, {format_with_binary_prefix(context)}"
         for key, by_context in steps.items()

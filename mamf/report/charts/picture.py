@@ -116,7 +116,9 @@ def draw_figure(picture: Picture) -> Figure:
 def _drop_repeated_labels(
     axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], row_index: int, column_index: int
 ) -> None:
-    """Remove those axis labels of a panel that another panel in the same row or below it shows as well."""
+    """Remove the axis labels of a panel that other panels repeat: the labels of the vertical axes if a panel in the
+    same row has the same scale, and those of the horizontal axis if there is a panel below.
+    """
     panel, left_panels, right_panels = (
         rows[row_index][column_index],
         rows[row_index][:column_index],
@@ -264,9 +266,10 @@ COLORS = (
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),
 )
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "<", "h", ">")
-#: Known names of lines and bars. Names of the same group can appear in one picture, so the position of a name in its
-#: group decides its color and marker. The first group (kernels) has more names than there are COLORS. It lists kernels
-#: of attention, then of matmuls, then rare ones, so that a picture seldom has two kernels with the same color.
+#: Known names of lines and bars, in groups. Names of the same group can appear in one picture. The position of a name
+#: in its group decides its color and marker, so that these names look different. The first group (kernels) has more
+#: names than there are COLORS. It lists kernels of attention, then of matmuls, then rare ones, so that two kernels in a
+#: picture seldom have the same color.
 _NAME_GROUPS = (
     (
         *("flash-attn-3", "flash-attn-2", "sdpa-cudnn", "flash-attn-4", "flex", "compiled-eager", "sdpa-flash"),

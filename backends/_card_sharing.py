@@ -1,8 +1,8 @@
 """Detect whether a card is split into MIG slices or partitions, or shared through vGPUs, MPS or other processes.
 
 This code was checked with nvidia-ml-py 13.615.71 and amdsmi 7.0.2. The device name that CUDA reports includes the MIG
-slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). Every process uses MPS, the CUDA Multi-Process Service, while the control
-daemon of MPS runs. Only the daemon's pid file shows whether it runs, because its socket remains after it has stopped.
+slice ("NVIDIA H100 80GB HBM3 MIG 3g.40gb"). While the control daemon of MPS (CUDA Multi-Process Service) runs, every
+process uses MPS. mamf looks for the daemon's pid file, because the daemon leaves its socket behind when it stops.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def count_other_processes(sensors: Any) -> int | None:
 
     In a container, some drivers report no processes at all. The number is then unknown. Other drivers report pids of
     the host, which this process cannot match with its own pid. In that case, this function assumes that the list
-    includes this process and, if another process of mamf started it, that process too.
+    includes this process and the mamf process that started it, if any.
     """
     processes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetComputeRunningProcesses)
     if not processes:
@@ -141,7 +141,7 @@ def _check_other_processes(sensors: Any) -> Advice:
 
 
 def find_partition(address: str | None) -> str | None:
-    """Return which kind of partition an AMD device is, such as "CPX partition"; None if it is a whole card (SPX).
+    """Return the kind of partition of an AMD device, such as "CPX partition"; None if the device is a whole card (SPX).
 
     The Linux kernel reports partitions of Instinct MI300 and newer. ``address``: the device's address on the PCI bus.
     """

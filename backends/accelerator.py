@@ -45,8 +45,8 @@ _DEFAULT_DTYPE_CANDIDATES = ("bfloat16", "float16", "float32")
 # To test whether the device's events work, mamf times a load of at least 0.02 s with events and with the host clock. A
 # shorter load would show mostly the overhead of launches. The events work if the two times differ by at most 10 %.
 _MIN_LOAD_SECONDS, _LOAD_BUFFER_BYTES, _MAX_LOAD_LAUNCHES, _MAX_TIMER_ERROR_SHARE = 0.02, 64 * MIB, 4096, 0.1
-# Number of comparisons between events and the host clock. The events work if one comparison succeeds, because a busy
-# host may delay the load in the others.
+# Number of comparisons between events and the host clock. One agreement is enough, because a busy host may disturb the
+# other comparisons.
 _TIMER_COMPARISON_COUNT = 3
 _EMPTY_INTERVAL_COUNT, _MAX_RANDOM_VALUE_COUNT = 32, 2**22
 

@@ -82,8 +82,8 @@ class CpuBackend(HostTimedBackend):
     runtime = "host"
     is_accelerator = False
     device_type = "cpu"
-    # Do not leave the CPU idle between measurements. Its clock changes more slowly than that of a GPU, and a matmul can
-    # take seconds, so idle times would double the time of a run without any benefit.
+    # Do not let the CPU rest between measurements. A GPU rests until its clock recovers, but the clock of a CPU changes
+    # too slowly for that. A matmul on a CPU can take seconds, so rests would only double the time of a run.
     burst_traits = BurstTraits(
         train_seconds=0.1,
         rest_ratio=0.0,

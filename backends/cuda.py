@@ -50,7 +50,7 @@ class CudaBackend(MultiStreamBackend):
 
     def setup(self) -> None:
         super().setup()
-        # Drivers older than CUDA 12.5 lack this function.
+        # Drivers for CUDA versions before 12.5 lack this function.
         self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
 
     @classmethod

@@ -1,7 +1,7 @@
 """Measure Intel Gaudi devices with habana_frameworks, in eager or lazy mode.
 
-In lazy mode the library collects launches in a graph until mark_step is called. mamf calls mark_step after each launch,
-because otherwise only the last of several matmuls into the same output would run.
+In lazy mode, the library collects launches in a graph, and runs the graph when mark_step is called. mamf calls
+mark_step after each launch. Otherwise, if several matmuls write the same output, only the last of them would run.
 """
 
 from __future__ import annotations

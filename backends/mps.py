@@ -1,7 +1,7 @@
-"""Measure Apple GPUs with the host clock and torch.mps.synchronize, because events of torch.mps are not yet reliable.
+"""Measure Apple GPUs with the host clock and torch.mps.synchronize.
 
-Until late in 2026 torch.mps.Event could hang after a synchronize, or give an end time before the start time (pytorch
-pull request 196395).
+mamf does not use torch.mps.Event, because until late in 2026 this event could hang after a synchronize, or give an end
+time before the start time (pytorch pull request 196395).
 """
 
 from __future__ import annotations

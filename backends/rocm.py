@@ -264,7 +264,8 @@ class RocmBackend(MultiStreamBackend):
             yield
             self.synchronize()
             return
-        # The older roctx library cannot resume or pause the profiler. With it, call functions that do nothing.
+        # The older roctx library has no functions to resume or pause the profiler, so replace them with functions that
+        # do nothing.
         resume, pause = (getattr(self._roctx, f"roctxProfiler{word}", lambda thread: 0) for word in ("Resume", "Pause"))
         resume(_ALL_THREADS)
         try:

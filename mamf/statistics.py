@@ -1,10 +1,12 @@
-"""Compute a figure and its interval from samples of launch times. All times are in seconds; nothing here uses a device.
+"""Compute a figure and its interval from samples of launch times in seconds. This file uses no device.
 
-Launch times in burst are skewed and have outliers, so the figure is the median, with a distribution-free interval from
-order statistics: the number of samples below the true median is Binomial(n, 1/2) for any distribution (Hahn & Meeker,
-Statistical Intervals, 2017, section 5.2). In sustained the figure is total work divided by total time, the mean of
-blocks of equal work. Successive blocks are not independent, so the interval uses batch means (Law, Simulation Modeling
-and Analysis, 2015, section 9.5.3).
+In the burst regime, launch times are skewed and have outliers, so the figure is the median. Its interval comes from
+order statistics and is valid for any distribution: the number of samples below the true median always has the
+distribution Binomial(n, 1/2) (Hahn & Meeker, Statistical Intervals, 2017, section 5.2).
+
+In the sustained regime, each sample is the mean time of a block of launches. All blocks have the same amount of work.
+The figure is the mean of the samples, so the rate is total work divided by total time. Successive blocks are not
+independent, so the interval uses batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3).
 
 Both intervals describe a single visit (one measurement of one kernel and shape), but repeated visits differ by more.
 ``compute_repeat_interval`` computes the interval that mamf prints: a 95 % prediction interval for one more run. It adds
@@ -23,8 +25,8 @@ from dataclasses import dataclass
 #: The probability that an interval that mamf prints contains the true figure.
 CONFIDENCE = 0.95
 _MAX_BATCHES = 5
-# The maximum logarithm of a ratio. mamf limits the logarithm because math.exp(710) overflows, and a log of unknown
-# origin may contain an interval of any width.
+# The maximum logarithm of a ratio. Without this maximum, a log that contains an extremely wide interval could make
+# math.exp overflow, which happens at 710.
 _MAX_LOG_RATIO = 700.0
 # With a probability of 95 %, the figures of two runs differ by at most this many standard deviations of one run's
 # figure (2.77).
@@ -35,8 +37,8 @@ _MAX_CELSIUS = 200
 _COLD_DIFFERENCE_CELSIUS = 5.0
 # With this many degrees of freedom, the interval of Student's t is at most 0.6 % wider than the normal distribution's.
 _NORMAL_DEGREES_OF_FREEDOM = 200
-# Samples alternate between two levels only if there are at least _MIN_LEVEL_SAMPLES of them, at most
-# _MAX_UNEXPLAINED_SHARE of their variance is within the levels, and the levels differ by at least _MIN_RELATIVE_GAP.
+# Samples count as alternating between two levels only if there are at least _MIN_LEVEL_SAMPLES samples, the levels
+# leave at most _MAX_UNEXPLAINED_SHARE of the variance unexplained, and the levels differ by at least _MIN_RELATIVE_GAP.
 _MIN_LEVEL_SAMPLES, _MAX_UNEXPLAINED_SHARE, _MIN_RELATIVE_GAP = 10, 0.15, 0.01
 # The maximum ratio of the ends of a useful interval. An interval of -50 % to +50 % has a ratio of 1.5 / 0.5.
 _MAX_USEFUL_RATIO = 3.0
@@ -71,10 +73,10 @@ class Interval:
 class Repeatability:
     """A description of how much the figures (mean or median seconds per launch) of separate runs differ.
 
-    - ``run``: the standard deviation between runs, as a share of the figure. ``launch_seconds``: an additional
-      standard deviation in seconds per launch, which makes short launches less repeatable than long ones.
-    - ``ignores_within``: True if the scatter of the samples within a visit does not count, because a power controller
-      that oscillates regularly makes that scatter meaningless.
+    - ``run``: the standard deviation between runs, as a share of the figure. ``launch_seconds``: an additional standard
+      deviation in seconds per launch, which makes short launches less repeatable than long ones.
+    - ``ignores_within``: whether to ignore the scatter of the samples within a visit. A power controller that
+      oscillates regularly makes this scatter meaningless.
     - ``usual_celsius``: the usual temperature of the device. ``per_degree``: the share of speed that the device loses
       per degree of warming.
 
@@ -111,8 +113,8 @@ class Repeatability:
 @dataclass(frozen=True)
 class FigureUncertainty:
     """The error of one run's figure (mean or median seconds per launch), as relative standard deviations. ``common``:
-    the part of the error that all rows of the run share. ``own``: the part that is independent in each row.
-    ``degrees``: the degrees of freedom for Student's t.
+    the part of the error that is the same in all rows of the run. ``own``: the part that differs independently between
+    rows. ``degrees``: the degrees of freedom for Student's t.
     """
 
     common: float
@@ -184,14 +186,15 @@ def compute_median_interval(samples: Sequence[float], confidence: float = CONFID
 
 @functools.lru_cache(1024)  # mamf calls this after each group of launches, and for each row of a log.
 def _find_median_rank(count: int, confidence: float) -> tuple[int, float]:
-    """Return the rank k, from 0, for which the interval of the median reaches from the k-th smallest to the k-th
-    largest of ``count`` samples. Also return the probability that this interval contains the true median.
+    """Return the rank k (counted from 0) for which the interval of the median reaches from the k-th smallest to the
+    k-th largest of ``count`` samples. Also return the probability that this interval contains the true median.
     """
     if count > 10_000:  # Exact integers would take quadratic time. The normal approximation is off by at most one rank.
         rank = math.floor(_stdlib.NormalDist(count / 2, math.sqrt(count) / 2).inv_cdf((1 - confidence) / 2) - 0.5)
         return rank, math.erf((count - 2 * rank - 1) / math.sqrt(2 * count))
-    # There are 2**count equally likely outcomes: each sample is above or below the true median. In ``below`` of them,
-    # the true median is below the sample of rank ``rank``. All counts are exact integers.
+    # There are 2**count equally likely outcomes, because each sample is above or below the true median. ``below`` is
+    # the number of outcomes in which the true median is below the sample of rank ``rank``. All counts are exact
+    # integers.
     rank, below, at_rank, total = 0, 1, 1, 2**count
     while True:
         at_rank = at_rank * (count - rank) // (rank + 1)
@@ -221,9 +224,9 @@ def compute_standard_error(interval: Interval, figure: float) -> float:
     """Return the standard error of a figure, as a share of the figure, from the figure's interval. The function assumes
     that the figure is normally distributed.
 
-    For a mean the result is 42 % too large (more with fewer than 5 batches), because with Student's t and 5 batches the
-    half-width is 2.776 standard errors, not 1.960. The constants in repeatability.csv were fitted with these too large
-    errors, so do not correct the errors without fitting the constants again.
+    For a mean, the result is at least 42 % too large. The function divides the half-width by 1.960, but the half-width
+    is 2.776 standard errors (Student's t with 5 batches), and even more with fewer batches. The constants in
+    repeatability.csv were fitted to these overestimated errors. If you correct the errors, fit the constants again.
     """
     coverage = min(max(interval.coverage, 0.5), 0.999)
     return interval.half_width / _stdlib.NormalDist().inv_cdf((1 + coverage) / 2) / figure
@@ -263,8 +266,8 @@ def compute_repeat_interval(
 
     ``compute_run_error`` explains the first four parameters. This is a prediction interval (Hahn & Meeker, Statistical
     Intervals, 2017, section 4.8): the repeated run has as large an error as this run, so the variance counts twice. If
-    the card was colder than usual (``celsius``), the interval is wider by the speed that the card loses when it warms
-    up. The interval does not include errors that all runs share, such as the bias of the timer (see
+    the card was colder than usual (``celsius``), the interval is wider by the slowdown that is expected once the card
+    has warmed up. The interval does not include errors that all runs share, such as the bias of the timer (see
     Measurement.accuracy).
     """
     error = compute_run_error(figures, run_figure, visit_errors, repeatability)
@@ -274,11 +277,11 @@ def compute_repeat_interval(
 
 
 def widen_interval(interval: Interval, figure: float, half_width: float) -> Interval:
-    """Widen the interval of a positive ``figure`` by the uncertainty of a factor that was multiplied into the figure.
-    Return an interval that reaches 0 unchanged.
+    """Widen the interval of a positive ``figure`` that was multiplied by an uncertain factor. If the interval reaches
+    0, return it unchanged.
 
     ``half_width``: the relative half-width of the factor's interval. The errors of figure and factor are independent,
-    so their relative half-widths add in quadrature.
+    so their relative half-widths combine as the root of the sum of squares.
     """
     if interval.low <= 0 or not half_width:
         return interval
@@ -326,8 +329,9 @@ def compute_relative_slope(samples: Collection[float]) -> float:
 def find_two_levels(samples: Sequence[float]) -> tuple[float, float] | None:
     """Return the low and the high level that the samples alternate between; None if they scatter around one level.
 
-    The samples are split at the middle of their range. If they alternate between two levels, the split explains nearly
-    all of their variance; it explains only 64 % of normal scatter and 75 % of uniform scatter.
+    Split the samples at the middle of their range. If they alternate between two levels, the split explains nearly all
+    of their variance. It explains only 64 % for normally distributed samples, and 75 % for uniformly distributed
+    samples.
     """
     if len(samples) < _MIN_LEVEL_SAMPLES:
         return None

@@ -114,8 +114,8 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    """Escape a text so that a whole line of markdown shows it literally, and it does not begin a heading, a list or
-    another block.
+    """Escape a text so that markdown shows it literally as a whole line. Also escape the beginning of the text if
+    markdown would read it as that of a heading, a list or another block.
     """
     return (
         text

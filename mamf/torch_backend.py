@@ -1,8 +1,8 @@
 """Provide the base classes of backends (adapters for one vendor's devices) whose devices torch supports.
 
-A backend in ``backends/`` derives from ``AcceleratorBackend`` if the vendor's torch module has events and memory
-statistics (``torch.cuda``, ``torch.xpu``, ``torch.hpu``), otherwise from ``HostTimedBackend``. It adds what differs
-between vendors, such as sensors. A mark is a point in the device's queue at which the time is recorded.
+A backend in ``backends/`` derives from ``AcceleratorBackend`` if the vendor's torch module (such as ``torch.cuda``) has
+events and memory statistics, and otherwise from ``HostTimedBackend``. The backend adds the parts that differ between
+vendors, such as sensors. A mark is a point in the device's queue at which the time is recorded.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from mamf.errors import UnavailableError
 _ELEMENTS_PER_DRAW = 2**26
 # The number of bytes to write in order to flush a cache of unknown size.
 _DEFAULT_FLUSH_BYTES = 256 * MIB
-# Estimate the timer's overhead from spin kernels, which wait for a given number of clock cycles: a short one (5 us at
-# 2 GHz) and one that is eight times as long. If the clock changes by 1 % between the two kernels, the estimate shifts
-# by 0.05 us. The median of 32 estimates repeats within 0.1 us.
+# Estimate the timer's overhead from spin kernels, which wait for a given number of clock cycles: a short one (5 us at 2
+# GHz) and one that is eight times as long. If the clock changes by 1 % between the two kernels, the estimate shifts by
+# 0.05 us. Repeated medians of 32 estimates agree within 0.1 us.
 _SHORT_SPIN_CYCLES = 10_000
 _LONG_TO_SHORT_SPIN_RATIO = 8
 _OVERHEAD_ESTIMATE_COUNT = 32
@@ -84,7 +84,8 @@ class TorchOperandPool(OperandPool):
                 values = torch.empty(chunk.shape, dtype=torch.float32, device=buffer.device)
                 fill_with_random_values(values, self._data, generator)
                 if buffer.dtype == torch.int8:
-                    # Scale values to int8: 4 standard deviations of normal data, and 1.0 of uniform data, become 127.
+                    # Scale values to the range of int8: 127 stands for 4 standard deviations of normal data, or for the
+                    # maximum of uniform data (1.0).
                     values.mul_({"normal": 127 / 4, "uniform": 127.0}.get(self._data, 1.0)).round_().clamp_(-127, 127)
                 chunk.copy_(values)
 
@@ -133,15 +134,15 @@ class TorchBackend(Backend):
             raise UnavailableError(f"{self.name} has no device {index}: choose an index from 0 to {count - 1}")
         self.index = index
         self.device = self.open_device()
-        # Keep one buffer for each flush size. Slicing one shared buffer would take the host as long as queuing the
-        # flush.
+        # Keep one buffer for each flush size. If all sizes shared one buffer, slicing it would double the time that the
+        # host needs for a flush.
         self._flush_buffers: dict[int, torch.Tensor] = {}
         self.setup()
         self.telemetry = self.open_telemetry()
         info = self.describe()
         self.info = replace(info, name=add_sharing_to_name(info.name, self.find_sharing()))
-        # Never flush fewer bytes than this. If mamf later measures a smaller cache (mamf.engine.traits), the device may
-        # still have a larger cache that the measurement did not find.
+        # The minimum number of bytes to flush. mamf may later measure a smaller cache (mamf.engine.traits), but the
+        # device may also have a larger cache that this measurement missed.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _DEFAULT_FLUSH_BYTES
 
     def open_device(self) -> torch.device:
@@ -256,12 +257,14 @@ class AcceleratorBackend(TorchBackend):
         return float(start.elapsed_time(end)) * 1e-3
 
     def estimate_timer_overhead(self) -> float | None:
-        """Estimate the seconds that two events add to the time of the launch between them. If T(N) is the measured time
-        of a kernel that spins for N cycles, the overhead is (r T(N) - T(rN)) / (r - 1).
+        """Estimate the seconds that two events add to the measured time of the launch between them.
 
-        Each measurement launches kernels of one length only. Times at even and odd positions in the queue differ by
-        about 0.3 us. If lengths alternated, each length would get only even or only odd positions, and the estimate
-        would multiply that difference by up to (r + 1) / (r - 1), which is 3 for r = 2.
+        The overhead is (r T(N) - T(rN)) / (r - 1). T(N) is the measured time of a kernel that spins for N cycles, and r
+        is the length of the long spin divided by that of the short spin.
+
+        Each measurement launches kernels of only one length. Times at even and odd positions in the queue differ by
+        about 0.3 us. If short and long kernels alternated, one length would get all even positions and the other all
+        odd positions, and this difference would distort the estimate.
         """
         spin = getattr(self.vendor(), "_sleep", None)
         if spin is None:

@@ -178,11 +178,12 @@ def make_group_table(
 def make_group_tables(
     rows: Sequence[Measurement], shares: ShareCalculator, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
-    """Yield a table and the failures of each group of rows that are ranked together, then a hidden table of the
-    reference rows for CSV and JSON. (A run measures a reference repeatedly to see how the speed of the device drifts.)
+    """Yield a table for each group of rows that are ranked together, followed by lines about the group's failures. Then
+    yield a table of the reference rows that only CSV and JSON contain. (A run measures a reference repeatedly to see
+    how the speed of the device drifts.)
 
-    By default, all rows of a regime and problem form one group. For some operations, each shape is a separate group if
-    there is only one shape or if ``top`` is None.
+    By default, all rows of a regime and problem form one group. If the operation ranks each shape separately, each
+    shape is a group, unless there are several shapes and ``top`` limits the rows.
 
     - ``top``: the maximum number of rows for people in each table; None for all.
     - ``baseline``: the kernel that speed-ups refer to.
@@ -206,9 +207,9 @@ def make_group_tables(
 _RowsByPhase = Mapping[str, Measurement]
 
 
-#: How to compute the time of each part of a training step from the measured phases: take the time of the first phase,
-#: and subtract the time of the second phase if there is one. A run measures three phases, each from the beginning of a
-#: step: the forward pass, the forward and backward passes, and the whole step.
+#: The phases from which the time of each part of a training step is computed: the time of the first phase, minus the
+#: time of the second phase if there are two. A run measures three phases, which all begin at the start of a step: the
+#: forward pass, the forward and backward passes, and the whole step.
 _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("forward-backward", "forward"),
@@ -229,7 +230,7 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
         rows = [pair[1][phase] for phase in phases if phase in pair[1]]
         if len(rows) < len(phases) or not all(row.interval.is_known for row in rows):
             return None
-        # The half-widths of the phases add up in quadrature, because the phases are independent measurements.
+        # The phases are independent measurements, so combine their half-widths as the root of the sum of squares.
         return 1e3 * math.hypot(*(row.seconds * row.relative_half_width for row in rows))
 
     return [

@@ -96,8 +96,8 @@ class Page:
 
 
 def render_page(page: Page, track_sections: Callable[[list[Section]], Iterable[Section]] = iter) -> str:
-    """Return a page as a complete HTML file. ``track_sections``: yields the sections that it gets, and may show the
-    progress, because drawing the pictures of many sections takes long.
+    """Return a page as a complete HTML file. ``track_sections``: a function that wraps the iteration over the sections,
+    for example to show a progress bar. Drawing the pictures of many sections takes long.
     """
     style, script = _read_template_file("style.css") + _make_color_variables(), _read_template_file("script.js")
     policy = (

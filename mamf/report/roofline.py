@@ -1,10 +1,11 @@
-"""Report and draw rows below their roofs, and export the ceilings of a device for TraceLens. The roof of a row is the
-highest rate that the ceilings of computing and of memory bandwidth allow for its number of FLOP per byte.
+"""Compare the rates of rows with their roofs in reports and charts, and export the ceilings of a device for TraceLens.
+The roof of a row is the highest rate that the compute ceiling and the bandwidth ceiling of the device allow for the
+row's FLOP per byte.
 
-The format of TraceLens (``--gpu_arch_json_path``) is in "GPU Architecture Specifications" of the docs of
-github.com/AMD-AGI/TraceLens. Its ``matrix_*`` fields are rates of matmuls. Its ``vector_*`` fields are left out,
-because mamf does not measure them. TraceLens counts bytes as mamf does: each operand is read once, and each result is
-written once.
+The docs of TraceLens (github.com/AMD-AGI/TraceLens) describe its format (``--gpu_arch_json_path``) under "GPU
+Architecture Specifications". The ``matrix_*`` fields of this format are rates of matmuls. mamf leaves out the
+``vector_*`` fields, because it does not measure them. TraceLens counts bytes as mamf does: each operand is read once,
+and each result is written once.
 """
 
 from __future__ import annotations
@@ -152,8 +153,10 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 
 def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
     """Yield lines that say how many rows are near their roof, which row is nearest, and which ceilings are missing.
-    Without rows, yield the FLOP per byte below which memory bounds each dtype. ``best_first``: the rows by share of
-    roof, the highest first.
+    Without rows, yield lines with the balance point of each dtype: the FLOP per byte below which memory bandwidth
+    limits the rate.
+
+    ``best_first``: the rows by share of roof, the highest first.
     """
     known = [point for point in best_first if point.roof_share is not None]
     if known:
@@ -187,9 +190,10 @@ def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
     keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
-    # Skip a dtype if all its ceilings have another output dtype. For such a dtype, find_rate returns None.
+    # Skip a dtype if it has only ceilings with an unusual output dtype. For this dtype, find_rate returns None.
     ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
-    # Later ceilings replace earlier ones with the same name, so sort sustained ones last, and higher ones after lower.
+    # If several ceilings have the same name, the last one replaces the others. So put sustained ceilings after burst
+    # ceilings, and higher rates after lower rates.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
         name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
         tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
@@ -226,10 +230,12 @@ _MIN_LABELED_DIFFERENCE_SHARE = 0.05
 _MAX_LABELED_SERIES = 3
 _MARKER_SIZE_POINTS = 9  # diameter of a marker in points
 _BURST_LINE_WIDTH_POINTS, _SUSTAINED_LINE_WIDTH_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
-# As shares of the axes: height of a label, width of a letter, and distances from a label to its marker and to its line.
+# As shares of the axes: the height of a label, the width of a letter, the distance between a label and its marker, and
+# the distance between a label and its line.
 _LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
-#: Positions of labels along a rising ceiling (0: left end, 1: right end), and the distance of the label of a flat
-#: sustained ceiling from the right end, as a share of the axis.
+#: Positions of labels along a rising ceiling in burst and in sustained, from 0 (left end) to 1 (right end). The third
+#: value is the distance between the label of a flat sustained ceiling and the right end of this ceiling, as a share of
+#: the axis.
 _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
 
 
@@ -250,8 +256,8 @@ class RooflineMarker:
     """The marker of a row in the chart.
 
     - ``label``: identifies the row.
-    - ``kernel``: the name of the kernel, which decides color and form of the marker.
-    - ``series``: identifies the markers of this kernel that a line joins; empty if no line leads to this marker.
+    - ``kernel``: the name of the kernel, which decides the color and shape of the marker.
+    - ``series``: a line joins all markers with the same kernel and series; empty if no line leads to this marker.
     """
 
     label: str
@@ -395,7 +401,8 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
 
     def write_label(text: str, target: DataPoint, place: DataPoint, side: str) -> None:
         """Write text at the first free place from ``place`` downward. If this place is far below ``place``, draw a line
-        from the text to ``target``, the point that the text names. ``side``: the side of the text that is at ``place``.
+        from the text to ``target``, the point that the text names. ``side``: "left" if the text begins at ``place``, or
+        "right" if the text ends there.
         """
         width = _LETTER_WIDTH_SHARE * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]

@@ -1,5 +1,5 @@
-"""Make the columns, groups and ranks of measured rows of any operation, and describe rows in words: remarks, failures,
-the best row, and devices that shared a run.
+"""Make columns for tables of measured rows of any operation, and group and rank the rows. Describe rows in words:
+remarks, failures, the best row, and the devices that shared a run.
 
 A reference is a row that a run measures again and again, to see how the speed of the device drifts.
 """
@@ -293,8 +293,8 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
 
 
 def describe_row_interval(row: Measurement) -> str:
-    """Describe the interval of a row's rate: a repeat interval, which also holds for new runs, or an interval that
-    holds only for this measurement.
+    """Describe the interval of a row's rate, and say whether the interval also predicts new runs (a repeat interval) or
+    covers only this measurement.
     """
     interval = row.rate_interval
     factor = choose_unit(row.work.unit, [row.best_rate])[1]
@@ -312,8 +312,8 @@ COMPARABLE_RATE_TITLE = "comparable"
 
 def make_device_record(row: Measurement) -> dict[str, Any]:
     """Return the fields of the summary that name the device of a row, if several devices shared the run.
-    ``device_speed`` is the speed of this device divided by the speed of the first device, from the reference that both
-    devices measured. It is None if this ratio is unknown.
+    ``device_speed`` is the speed of this device divided by the speed of the first device (see compute_device_speeds).
+    It is None if this ratio is unknown.
     """
     speed = row.device_speed and round_to_six_digits(row.device_speed)
     return {} if row.device is None else {"device": row.device, "device_speed": speed}
@@ -380,8 +380,8 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
 
 
 def describe_drift(references: Sequence[Measurement]) -> Iterator[str]:
-    """Yield a line for each reference that a device measured more than once: its median rate, and how far the lowest
-    and the highest rate are from the median.
+    """Yield a line for each reference that was measured more than once on the same device: its median rate, and how far
+    the lowest and the highest rate are from the median.
     """
     groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in references if row.ok)
     for (device, _, shape, _), rows in groups.items():

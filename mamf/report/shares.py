@@ -76,7 +76,7 @@ def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
 
 
 def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:
-    """Return a rate (in 1e12 per second) as a share of the rate that the datasheet states for the problem, or None if
+    """Return a rate (in TFLOPS or TB/s) as a share of the rate that the datasheet states for the problem, or None if
     the datasheet states none. ``header``: the header of the log, which describes the device.
     """
     peak = get_operation(problem.operation).find_peak_rate(DeviceInfo(**header["device"]), problem)
@@ -148,7 +148,7 @@ def describe_clock(conditions: Conditions) -> str:
     return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{in_brackets}"
 
 
-#: Reports show this text instead of a share that is so far above 1 that the ceiling must be wrong.
+#: Reports show this text in place of a share that is far above 1. Such a share means that the ceiling is wrong.
 WRONG_CEILING_TEXT = (
     f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
 )
@@ -233,8 +233,9 @@ class ShareCalculator:
         ]
 
     def yield_share_remarks(self, row: Measurement) -> Iterator[str]:
-        """Yield remarks about the shares of a row. If its kernel multiplies in other dtypes, give its share of their
-        ceilings. Warn if the device has become slower or faster since the ceiling was measured.
+        """Yield remarks about the shares of a row. If the kernel multiplies in dtypes other than that of the row, give
+        the rate as a share of the ceilings of these dtypes. Warn if the device has become slower or faster since the
+        ceiling was measured.
         """
         for dtype in str(row.details.get("product_dtypes", "")).split():
             ceiling = find_rate(self.measured_ceilings, dtype, row.regime)
@@ -247,7 +248,7 @@ class ShareCalculator:
             advice = ", so do not compare this rate with others: measure again on an idle device" if is_large else ""
             yield f"device speed drifted by more than {100 * limit:.0f} % since the ceiling was measured{advice}"
         mamfu = compute_mamfu(row, self.measured_ceilings)
-        # A drift of the device's speed and the error of the timer explain a MAMFU of up to ``max_plausible_mamfu``.
+        # Drift of the device's speed and the error of the timer can raise MAMFU to at most ``max_plausible_mamfu``.
         max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
         if mamfu is not None and mamfu > max_plausible_mamfu and "product_dtypes" not in row.details:
             yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
@@ -303,8 +304,8 @@ class ShareCalculator:
 
 
 def describe_missing_roofs(rows: Iterable[Measurement], roofs: Roofs) -> list[str]:
-    """Return a line for each missing ceiling. The line says how many of the measured ``rows`` have no share because of
-    this, and how to measure the ceiling.
+    """Return a line for each missing ceiling. The line says how many of the measured ``rows`` have no share because
+    this ceiling is missing, and how to measure the ceiling.
     """
     measured = [row for row in rows if row.ok and not row.is_reference]
     counts = Counter(filter(None, map(roofs.explain_missing_roof, measured)))

@@ -1,8 +1,8 @@
 """Report and draw two studies of a matmul.
 
-``mamf explain`` shows where the FLOPS of the datasheet went: a waterfall of steps from the rate of the datasheet down
-to the sustained rate. ``mamf overlap`` shows how much speed a matmul and other work lose while both run, and how long a
-step with both takes at best.
+``mamf explain`` shows why a matmul does not reach the rate of the datasheet. A waterfall chart leads from this rate
+down to the sustained rate, with a cause for each loss. ``mamf overlap`` shows how much a matmul and other work slow
+each other if they run at the same time, and how short a training step with both can be.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
 NORMAL_DATA, ZERO_DATA = "normal", "zeros"
-#: Texts that explain the step of the waterfall from zeros to random numbers ("real data") if no loss was measured.
+#: Causes that the waterfall states for the change from zeros to random operands ("real data") if no loss was measured.
 NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
 NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel"
 #: Reports say that a device is at its power limit if its power is at least this share of the limit.
@@ -176,15 +176,15 @@ def _make_measured_step(name: str, row: Measurement | None, cause: str) -> Water
 
 
 def _describe_timer_accuracy(row: Measurement | None) -> str:
-    """Return a clause that states the error of the timer, for the end of the text about a step that is compared with
-    the datasheet. Return an empty string if the error is unknown.
+    """Return a clause that states the error of the timer, or an empty string if the error is unknown. The clause is
+    appended to the cause of a waterfall step.
     """
     return f"; timer error up to {100 * row.accuracy:.1f} %" if row is not None and row.ok and row.accuracy else ""
 
 
 def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -> str:
-    """Say what random operands cost in comparison with zeros, or that the intervals of the two rates overlap, so that
-    the cost is not significant.
+    """Explain why random operands make the kernel slower than zeros. If the intervals of the two rates overlap, say
+    that the difference is not significant. Return an empty string if a rate is missing.
     """
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
@@ -341,7 +341,8 @@ class OverlapPair:
 
     def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
         """Predict how many seconds a step takes with and without overlap. With overlap, the matmul and the other work
-        run at once until one is done, and the rest of the other runs alone. Otherwise one runs after the other.
+        start together. When one of them ends, the rest of the other runs alone. Without overlap, they run one after the
+        other.
 
         - ``flop``: FLOP of the matmul in the step.
         - ``nbytes``: bytes of the buffer of the other work in the step.
@@ -378,8 +379,8 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 
 
 def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """Return which share of its rate the matmul keeps while both run, and the same for the other work. Each share is a
-    string with the lowest and the highest percentage of all pairs. The keys are the names of the two kinds of work.
+    """Return the share of its rate that each kind of work keeps while both run, by the name of the work. Each value is
+    a text with the lowest and the highest percentage of all pairs.
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
@@ -395,8 +396,9 @@ def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
-    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``: the
-    duration with overlap, the matmul that runs in this step, and the duration without overlap.
+    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``. The line
+    has the duration with overlap, the measured matmul whose rate leads to this duration, and the duration without
+    overlap.
     """
     for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
         best = min(same_work, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])

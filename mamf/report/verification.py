@@ -68,8 +68,8 @@ def _collect_problem_ids(rows: Iterable[Measurement]) -> set[tuple[int | None, s
 
 
 def compute_max_wrong_share(checked_count: int) -> float:
-    """Return the 95 % upper bound of the share of wrong results if all of ``checked_count`` results were right: about
-    3 / checked_count.
+    """Return the 95 % upper bound of the share of wrong results, given that all ``checked_count`` checked results were
+    right. The bound is about 3 / checked_count.
     """
     return -math.expm1(math.log(0.05) / checked_count) if checked_count else 1.0
 
@@ -80,8 +80,8 @@ def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[flo
     """
 
     def find_share_with_probability(probability: float, count: int) -> float:
-        """Find the share of wrong results in all results for which at most ``count`` of the checked results are wrong
-        with probability ``probability``.
+        """Find the share of wrong results at which the probability that at most ``count`` of the checked results are
+        wrong equals ``probability``.
         """
         low, high = 0.0, 1.0
         while high - low > 1e-9:
@@ -130,8 +130,8 @@ def _format_percent(share: float) -> str:
 
 
 def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
-    """Yield lines with the verdict, with what was checked, and with the 95 % interval of the share of wrong problems:
-    over all kernels and dtypes together, and for the pair of kernel and dtype with the fewest problems.
+    """Yield lines with the verdict, what was checked, and the 95 % interval of the share of wrong problems. If several
+    pairs of kernel and dtype were checked, the last line gives this interval for the pair with the fewest problems.
     """
     totals = count_verified_items(rows)
     wrong, problems = totals["wrong"], totals["problems"]

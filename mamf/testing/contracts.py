@@ -1,6 +1,7 @@
-"""Pytest suites with which authors of plugins test whether their backends, kernels and operations keep the contracts.
+"""Provide pytest suites that authors of plugins run on their backends, kernels and operations.
 
-To use a suite, derive a class from it and define the fixtures that its docstring names. The class inherits all tests.
+The suites test whether a plugin behaves as mamf expects. To use a suite, derive a class from it and define the fixtures
+that its docstring names. The class inherits all tests.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Simulate an accelerator in virtual time for tests, fast and reproducibly, with the noise and faults of real devices.
+"""Simulate an accelerator for tests, with the noise and faults of real devices.
 
-The host and the device each have a clock that advances only when a method of SimulatedBackend is called. So
-measurements of one simulated minute take milliseconds and always have the same results. The default ``Physics``
-describes an NVIDIA H100, which reaches 842 TFLOPS in bf16 for 16896x2048x20224 at its maximum clock, and 719 TFLOPS at
-its power limit.
+The simulation runs in virtual time. The host and the device each have a clock that advances only when a method of
+SimulatedBackend is called. So measurements of one simulated minute take milliseconds and always have the same results.
+The default ``Physics`` describes an NVIDIA H100, which reaches 842 TFLOPS in bf16 for 16896x2048x20224 at its maximum
+clock, and 719 TFLOPS at its power limit.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Physics:
     - ``hot_clock_loss_share``: share by which the clock of a hot device is lower.
     - ``heating_seconds``: time constant of warming up and cooling down.
     - ``throttled_time_share``: share of the time during which the device runs at half its clock because of heat.
-    - ``clock_alternation_share``: at its power limit, the device alternates between two clocks. This is their relative
-      difference; 0 if the clock does not alternate. ``clock_alternation_seconds``: the time between two changes.
+    - ``clock_alternation_share``: the relative difference between the two clocks that the device alternates between at
+      its power limit; 0 if the clock is constant. ``clock_alternation_seconds``: the time between two changes.
     - ``true_clock_share``: the clock while a kernel computes, as a share of the clock that sensors read. None if the
       device cannot record clock stamps.
     - ``energy_update_seconds``: time between two updates of the energy counter; 0 if it updates continuously.
@@ -78,8 +78,8 @@ class Physics:
     - ``nonzero_data_slowdown``: share by which a matmul takes longer if its operands are not zeros.
     - ``memory_bandwidth``, ``memory_bytes``, ``cache_bytes``: bandwidth and size of the memory, and size of the cache.
     - ``cached_saving_share``: share by which a launch is shorter if its operands are still in the cache.
-    - ``cache_bandwidth``: bandwidth of arrays that are still in the cache because the previous launch used them; None
-      if it equals ``memory_bandwidth``.
+    - ``cache_bandwidth``: bandwidth of arrays that the previous launch left in the cache; None if it equals
+      ``memory_bandwidth``.
     - ``link_bandwidth``: bandwidth between devices.
     - ``rested_saving_share``: share by which launches are shorter for ``rested_saving_seconds`` after the device was
       idle for ``rested_after_seconds``.
@@ -93,7 +93,8 @@ class Physics:
       maximum clock and at the power limit; None if they do not vary.
     - ``timer_overhead_seconds``: seconds that two marks (device events) add to the measured time of the launch between
       them.
-    - ``intervals_per_glitch``: one in this many time intervals is wrongly measured as one nanosecond; 0 if none is.
+    - ``intervals_per_glitch``: the number of time intervals for each glitch; 0 for no glitches. In a glitch, the timer
+      wrongly returns one nanosecond.
     - ``bit_flip_probability``: probability that a launch flips a bit of its output.
     - ``faulty_unit_index``: the index of a compute unit that computes wrong results; None if no unit is faulty. The
       units take turns computing the tiles (128x256 elements) of a matmul's output.
@@ -235,8 +236,8 @@ class SimulatedBackend(Backend):
         # Whether a mark (a device event) was recorded after the last launch. If so, the overhead of the timer is added
         # to the time of the next launch.
         self.is_after_mark = False
-        # After an idle period, launches are shorter until rested_end_time, because the device is rested, but longer
-        # until fully_awake_time, because it is still waking up.
+        # An idle period has two opposite effects on the launches after it. Until rested_end_time they are shorter,
+        # because the device is rested. Until fully_awake_time they are longer, because the device is still waking up.
         self.rested_end_time = self.fully_awake_time = 0.0
         self.interval_count = 0
         # The end times of the last ``queue_capacity`` launches. When the queue is full, the host waits for the first of

@@ -135,7 +135,8 @@ class Meter:
       or by dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``. Each dtype is compared with its own ceiling.
     - ``tokens_per_step``: tokens of one forward and backward pass on this rank.
     - ``accumulation``: forward and backward passes in an optimizer step (default 1).
-    - ``dtype``: dtype of the matmuls; by default the device's default dtype. Not used when ``flops_per_step`` is by dtype.
+    - ``dtype``: dtype of the matmuls; by default the device's default dtype. Not used when ``flops_per_step`` is by
+      dtype.
     - ``ceiling``: FLOP/s, or the Rate that ``mamf.peak`` or ``mamf.find`` returns. The default is the sustained
       ceiling that ``mamf.peak`` knows. If ``mamf.peak`` knows none, the meter warns once and MAMFU is NaN: the meter
       never uses the datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.

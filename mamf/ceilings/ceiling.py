@@ -439,14 +439,19 @@ def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     )
 
 
-def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
-    """Raise IncomparableError if the interval of a ceiling is unknown, or if the card of ``backend`` is not the card on
-    which the ceiling was measured. Cards of one model differ by several percent.
-    """
+def require_known_interval(ceiling: Ceiling) -> None:
+    """Raise IncomparableError if the interval of a ceiling is unknown."""
     if not ceiling.interval.is_known:
         raise IncomparableError(
             f"the {ceiling.regime} ceiling is too noisy to compare rates with it: measure it again with 'mamf find'"
         )
+
+
+def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
+    """Raise IncomparableError if the interval of a ceiling is unknown, or if the card of ``backend`` is not the card on
+    which the ceiling was measured. Cards of one model differ by several percent.
+    """
+    require_known_interval(ceiling)
     info = backend.info
     if ceiling.device != info.name or (
         ceiling.uuid_hash is not None and info.uuid_hash is not None and ceiling.uuid_hash != info.uuid_hash

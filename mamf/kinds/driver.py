@@ -24,7 +24,7 @@ from mamf.logs.recording import (
     make_plan_record,
 )
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
-from mamf.logs.run_log import RunLog, add_device_speeds, add_record, add_sharing_to_header
+from mamf.logs.run_log import RunLog, add_device_speeds, add_findings_to_header, add_record, add_sharing_to_header
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import describe_mamf_version, format_advice, run_machine_checks
 from mamf.measurement import Measurement
@@ -146,12 +146,15 @@ class Run(RunSetup):
     def _open_log(self) -> RunLogWriter:
         self.findings = [*run_machine_checks(self.backend), *self.advice]
         if self.resumed_log is not None:
+            findings = self._format_findings()
+            add_findings_to_header(self.header, findings)
             self.resumed_log.writer.write_resume_record(
                 self.resumed_log.log,
                 {
                     "tool": describe_mamf_version(),
                     "command": self.command,
                     "started": get_utc_time(),
+                    "findings": findings,
                     "notes": self.notes,
                 },
             )
@@ -161,9 +164,13 @@ class Run(RunSetup):
         return RunLogWriter.create(self.log_path, self.header, self.may_add_number_to_name)
 
     def build_header(self) -> dict[str, Any]:
-        findings = [format_advice(finding).strip() for finding in self.findings]
         kernel = self.plan_kernels[0].name if self.plan.is_search else " ".join(self.plan.kernels)
-        return make_header(self.backend, self.command, kernel, make_plan_record(self.plan), findings, self.notes)
+        return make_header(
+            self.backend, self.command, kernel, make_plan_record(self.plan), self._format_findings(), self.notes
+        )
+
+    def _format_findings(self) -> list[str]:
+        return [format_advice(finding).strip() for finding in self.findings]
 
     def _write_record(self, record: Measurement | LogRecord) -> None:
         if isinstance(record, Measurement):

@@ -190,6 +190,7 @@ class ResumeRecord(Struct, kw_only=True):
     tool: ToolRecord | Missing = UNSET
     command: str | Missing = UNSET
     started: str | Missing = UNSET
+    findings: list[str] | Missing = UNSET
     notes: str | Missing = UNSET
 
 

@@ -319,10 +319,17 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         log.known_ceilings[known.dtype, record["regime"]] = known
     else:
         read_record(record, STRUCT_BY_RECORD[kind])
-        if kind == "counters":
+        if kind == "resume":
+            add_findings_to_header(log.header, record.get("findings", ()))
+        elif kind == "counters":
             log.counter_records.append(record)
         elif kind == "summary":
             log.summary = record
+
+
+def add_findings_to_header(header: dict[str, Any], findings: Iterable[str]) -> None:
+    """Add what the machine checks found when the run was resumed to the findings in the header of its log."""
+    header["findings"] = list(dict.fromkeys([*header.get("findings", ()), *findings]))
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

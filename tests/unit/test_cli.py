@@ -191,6 +191,15 @@ def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):
     assert all(row.ok for row in read_run_log(tmp_path / "run.jsonl").measurements)
 
 
+def test_the_warnings_of_a_resumed_run_are_in_its_log(sweep, run, monkeypatch):
+    sweep("--m", "256", "512", "--output", "run.jsonl", "--budget", "1.0001s")
+    assert "host load" not in run("show", "run.jsonl")[1]
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 90.0)
+    code, out, _ = sweep("--resume", "run.jsonl")
+    assert (code, out.count("host load")) == (0, 1)
+    assert run("show", "run.jsonl")[1].count("host load") == 1
+
+
 def test_a_log_that_is_being_written_is_not_resumed(sweep, tmp_path):
     sweep("--m", "256", "512", "--output", "run.jsonl", "--budget", "1.0001s")
     log = read_run_log(tmp_path / "run.jsonl")

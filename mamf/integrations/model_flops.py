@@ -27,7 +27,7 @@ class WindowedLayers(NamedTuple):
     """A group of a model's layers in which each query attends to a limited number of keys.
 
     ``layer_count``: the number of layers in the group. ``max_keys_per_query``: the limit. If ``is_chunked``, a sequence
-    is split into chunks of this length, and a query attends to the keys of its own chunk. Otherwise a query attends to
+    is split into chunks of this length, and a query attends to the keys of the same chunk. Otherwise a query attends to
     the keys just before it.
     """
 

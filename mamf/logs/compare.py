@@ -17,7 +17,7 @@ How mamf computes a verdict:
 - The error of the ratio B/A has two parts: one that all rows of a run share, and one that is separate for each row
   (mamf.logs.compared_rows).
 - The interval of a row has 95 % confidence. If the temperatures of A and B are known, the interval is wider by the
-  change in rate that their difference could cause.
+  change in rate that the temperature difference could cause.
 - SAME is an equivalence test, two one-sided tests at 5 %: the 90 % interval must be within the tolerance.
 - The intervals that decide FASTER, SLOWER and regressions are widened for the number of rows (Bonferroni). If nothing
   changed, the chance that any row is called slower is at most 0.5 %, and the chance that all rows together are called

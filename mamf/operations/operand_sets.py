@@ -295,8 +295,7 @@ def compute_max_error(errors: Iterable[float]) -> float:
 
 
 class ChangeDetector:
-    """Detect changes of tensors. A call returns the names of the tensors that have changed since the object was
-    created.
+    """Detect changed tensors. A call returns the names of the tensors that have changed since the object was made.
 
     Compare integer sums of the tensors' bits along rows and along columns. Integer sums do not depend on the order of
     addition, and changing or moving an element changes at least one sum.

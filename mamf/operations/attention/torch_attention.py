@@ -198,7 +198,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """A kernel and the operands of its launches. It makes the function that launches the kernel, and verifies outputs."""
+    """A kernel and the operands of its launches. It makes the function that launches the kernel, and verifies output."""
 
     def __init__(
         self,

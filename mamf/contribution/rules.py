@@ -285,7 +285,7 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 
 
 def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Recompute the work, the rates and the share of used clock cycles of each row, and find values in the log that
+    """Recompute the work, the rates and the share of used compute cycles of each row, and find values in the log that
     differ.
 
     Intervals are not checked, because mamf computes them again whenever it reads a log.

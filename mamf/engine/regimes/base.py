@@ -440,7 +440,7 @@ class CheckedKernel:
 
     def _record_verdict(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
-            # Locate the error while the operands still belong to this output, because ``require_unchanged_operands`` may
+            # Locate the error now, while the operands still belong to this output: ``require_unchanged_operands`` may
             # restore the original operands.
             try:
                 wrong = self.prepared.locate_wrong_cells and self.prepared.locate_wrong_cells(

@@ -33,14 +33,20 @@ def read_log(*paths: Path) -> RunLog:
 
 
 def read_roofs(options: argparse.Namespace) -> Roofs | None:
-    """Read the roofs from the logs of ``--ceiling``: the highest rates that the compute and bandwidth ceilings allow.
-    Return None without the option.
+    """Read the ceilings from the logs of ``--ceiling``, and return the roofs: the highest rates that these compute and
+    bandwidth ceilings allow. Return None if the option is not given.
 
-    Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards.
+    Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards or if the
+    interval of a ceiling is unknown.
     """
+    from mamf.ceilings.ceiling import require_known_interval
     from mamf.logs.compare import build_roofs_from_logs
 
-    return build_roofs_from_logs([*map(read_log, options.ceiling)]) if options.ceiling else None
+    logs = [*map(read_log, options.ceiling or ())]
+    for log in logs:
+        for ceiling in (*log.matmul_ceilings.values(), *log.other_ceilings.values()):
+            require_known_interval(ceiling)
+    return build_roofs_from_logs(logs) if logs else None
 
 
 @contextmanager

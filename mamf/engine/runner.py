@@ -40,7 +40,7 @@ from mamf.plugins.contracts import convert_plugin_errors
 
 #: A kernel that has crashed the process this many times is not launched again.
 _MAX_CRASHES_PER_KERNEL = 3
-#: A pair of the name by which the user requested a kernel, and this kernel.
+#: The name by which the user requested a kernel, and the kernel itself.
 NamedKernel = tuple[str, AnyKernel]
 
 
@@ -139,8 +139,9 @@ class Runner:
                 row = None
                 if isinstance(next_item, Measurement):
                     yield next_item
-                # If the next row of the interrupted run belongs to the phase of this step, it answers the step, even if
-                # the step asks for another shape or kernel.
+                # If the next row of the interrupted run belongs to the phase of this step, use that row as the result
+                # of the step. The row may have another shape or kernel, because the interrupted run may have chosen
+                # differently.
                 elif self._unused_rows and self._unused_rows[0].phase == next_item.phase:
                     row = self._unused_rows.popleft()
                 else:
@@ -314,8 +315,8 @@ class RunSetup:
     """A plan of a run, the opened device that measures it, and the rows so far.
 
     - ``kernels``: the plan's kernels, in the order of the plan, each with the name by which it was requested.
-    - ``rows``: all rows so far, including those of an interrupted run. Whoever iterates over a strategy must add each
-      row that the strategy yields.
+    - ``rows``: all rows so far, including those of an interrupted run. The code that iterates over a strategy must
+      append each row that the strategy yields.
     - ``report_phase``: called before each phase with a description of the phase.
     """
 
@@ -422,8 +423,8 @@ def make_failed_row(step: Step) -> Measurement:
 
 
 def require_positive_work(problem: Problem, shape: Any) -> None:
-    """Raise PluginError if the problem's operation reports no positive number of FLOP or bytes for a launch of a shape,
-    because a row of that shape would have no rate.
+    """Raise PluginError unless the problem's operation reports a positive number of FLOP or bytes for a launch of this
+    shape. Without a positive number, a row of this shape would have no rate.
     """
     label = f"operation {problem.operation}"
     with convert_plugin_errors(label, f"the work of {shape}"):

@@ -282,12 +282,13 @@ def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
 
 
 def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]:
-    """Draw the headline figures of all logs, without figures whose unit differs from that of the first figure."""
+    """Draw the headline figures that have the most frequent unit. Return an empty list if these are fewer than two."""
     names = zip(sources, _shorten_log_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
-    if not figures:
+    units = [figure.unit for _, _, figure in figures]
+    unit = max(units, key=units.count, default="")
+    if units.count(unit) < 2:
         return []
-    unit = figures[0][2].unit
     rows = [
         RangeRow(figure.label, name, (figure.point,), style_name=log)
         for name, log, figure in figures

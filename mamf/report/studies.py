@@ -445,7 +445,8 @@ def make_overlap_document(
     """Return the report of an overlap study. ``step``: FLOP and bytes of a training step whose duration the report
     predicts; None for no prediction.
     """
-    pairs = find_complete_pairs(rows)
+    pairs, regime = find_complete_pairs(rows), header["plan"]["regimes"][0]
+    title = f"{regime}: rates alone, and while both run"
     return Document(
         f"matmul together with other work on {header['device']['name']}",
         [
@@ -455,7 +456,7 @@ def make_overlap_document(
                     describe_counted_work(row.work for row in rows if not row.problem.alone),
                 ]
             ),
-            Table([*_yield_overlap_columns()], pairs, "rates alone, and while both run", "pairs", max_shown_rows=top),
+            Table([*_yield_overlap_columns()], pairs, title, "pairs", max_shown_rows=top),
             Lines(describe_failures(rows)),
             Answer(
                 [

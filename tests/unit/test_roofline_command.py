@@ -152,3 +152,15 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     for command in (["show", "sweep.jsonl"], ["sweep", "--shapes", "64x64x64"]):
         code, _, err = run(*command, "--ceiling", "other.jsonl")
         assert code == 2 and "use logs of one card, or 'mamf roofline --anyway'" in err
+
+
+def test_a_ceiling_with_an_unknown_interval_is_refused(run, here):
+    records = [json.loads(line) for line in (here / CEILING_REGIMES[0]).read_text().splitlines()]
+    for record in records:
+        if record["record"] == "ceiling":
+            record["interval_tflops"][0] = 0.0
+    (here / "noisy.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    assert run("sweep", "--shapes", "64x64x64", "--output", "sweep.jsonl")[0] == 0
+    for command in (["show", "sweep.jsonl"], ["sweep", "--shapes", "64x64x64"]):
+        code, _, err = run(*command, "--ceiling", "noisy.jsonl", *CEILING_REGIMES[1:])
+        assert code == 2 and "ceiling is too noisy to compare rates with it" in err

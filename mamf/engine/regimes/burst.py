@@ -30,8 +30,8 @@ from mamf.statistics import Repeatability
 
 
 class BurstRegime(Regime):
-    """The regime that measures the rate before the slow power controller reacts, MAMF (maximum achievable matmul
-    FLOPS). The fast power controller reacts within some 10 us, so it has lowered the true clock in burst too.
+    """The regime that measures MAMF (maximum achievable matmul FLOPS): the rate before the slow power controller
+    reacts. The fast power controller reacts within about 10 us, so it lowers the true clock during a burst too.
     """
 
     name = "burst"
@@ -40,7 +40,7 @@ class BurstRegime(Regime):
     #: trains have at least this number of launches.
     min_train_launches: ClassVar[int] = 3
     max_train_launches: ClassVar[int] = 8
-    #: The number of launches that a row usually takes, to estimate the time of a run.
+    #: The usual number of launches of a row. mamf estimates the time of a run from this number.
     usual_row_launches: ClassVar[int] = 12
     #: A launch that takes at most this long is short: its time varies more between trains than within a train, so its
     #: median needs at least ``min_trains_of_short_launches`` trains.
@@ -48,10 +48,11 @@ class BurstRegime(Regime):
     min_trains_of_short_launches: ClassVar[int] = 10
     #: The number of cache flushes that mamf times to learn how long one flush takes.
     timed_flush_count: ClassVar[int] = 10
-    #: The maximum device seconds of cache flushes that are queued ahead of a train.
+    #: The maximum time, in device seconds, of the cache flushes ahead of a train, unless the device needs longer to
+    #: wake up.
     max_lead_seconds: ClassVar[float] = 0.004
-    #: The minimum device seconds of cache flushes that are queued ahead of a train. After a rest, the host needs half
-    #: of this time to queue its first launches.
+    #: The minimum time, in seconds, by which the host gets ahead of the device before a train. After a rest, the host
+    #: needs half of this time to queue its first launches.
     min_lead_seconds: ClassVar[float] = 0.001
     #: If earlier load still throttles the device, mamf discards the first train of a visit and repeats it, at most this
     #: many times in succession.
@@ -76,7 +77,7 @@ class BurstRegime(Regime):
         self._overhead = TimerOverhead(0.0)
         #: Device seconds of one cache flush, and host seconds to queue it.
         self._flush_seconds = self._flush_queueing_seconds = 0.0
-        #: Host seconds to queue a flush, a launch and the two marks around the launch.
+        #: Host seconds to queue a cache flush, a launch, and a mark (timing event) before and after the launch.
         self._queueing_seconds = 100e-6
         #: Host seconds to queue the mark that waits for all queues of the device. The host must queue it before the
         #: last launch of a train ends.
@@ -138,8 +139,7 @@ class BurstRegime(Regime):
         while True:
             seconds, reading = self._run_train(checked, train_size, lag_seconds)
             now = self.backend.now()
-            # Call is_budget_over before judging the sensors. In a run on several devices (ranks), all ranks must call
-            # is_budget_over together, or those that call it wait forever; but the sensors of the ranks differ.
+            # If earlier load still throttled the device, discard this first train, unless the budget is over.
             if not trains and not rule.is_budget_over(now) and self._schedule_rest_if_throttled(reading):
                 self._rest_until_recovered()
                 continue
@@ -179,7 +179,7 @@ class BurstRegime(Regime):
         return the mean clock of each launch, in hertz.
 
         The two stamps around a launch also enclose short gaps in which the compute units run at the idle clock. The
-        stamps that follow the train in succession measure the idle clock, so that its cycles can be subtracted.
+        stamps after the train measure the idle clock, so that mamf can subtract the cycles of these gaps.
         """
         backend = self.backend
         with pause_garbage_collection():
@@ -209,8 +209,8 @@ class BurstRegime(Regime):
         ]
 
     def _warm_up_device(self, checked: CheckedKernel, train_size: int, rule: StoppingRule) -> None:
-        """Run trains of ``train_size`` launches and discard their times, until a device that was idle for long reaches
-        its steady speed or the budget of the run ends.
+        """Run trains of ``train_size`` launches and discard their times, until a device that has been idle for a long
+        time reaches its steady speed, or until the budget of the run ends.
         """
         traits, start_time = self.backend.burst_traits, self.backend.now()
         if not self._is_cold and start_time - self._rest_until <= traits.cold_after_seconds:
@@ -224,11 +224,11 @@ class BurstRegime(Regime):
         self._is_cold = False
 
     def _schedule_rest_if_throttled(self, reading: Reading | None) -> bool:
-        """If earlier load still throttled the device during the first train of a visit, according to the train's sensor
-        reading, schedule more rest and return True. Otherwise return False.
+        """Schedule more rest and return True if the sensor ``reading`` of a visit's first train shows that earlier load
+        still throttled the device. Otherwise return False.
 
-        Also return False after ``max_throttled_trains`` throttled trains in succession, because this device is then
-        always throttled.
+        Also return False after ``max_throttled_trains`` throttled trains in succession: more rest does not help,
+        because this device is always throttled.
         """
         if reading is None or not reading.throttle_reasons:
             self._throttled_trains = 0
@@ -267,15 +267,17 @@ class BurstRegime(Regime):
         return min(self.min_train_launches, max(1, fitting))
 
     def _compute_host_lead_per_flush_second(self) -> float:
-        """Return the seconds by which the host gets ahead of the device per device second of queued cache flushes."""
+        """Return how many seconds of lead the host gains over the device for each device second of queued cache
+        flushes.
+        """
         if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_queueing_seconds:
             return 0.0
         return 1 - self._flush_queueing_seconds / self._flush_seconds
 
     def _queue_lead_and_warm_cache(self, launch: Launch, lead_seconds: float) -> None:
         """Queue cache flushes that put the host ``lead_seconds`` ahead of the device, and that last until the device
-        has woken up from its rest. The host needs the lead because launching a small kernel takes the host longer than
-        running the kernel takes the device, and a device that is timed must not wait for the host. To measure with a
+        has woken up from its rest. The host needs the lead because it takes longer to launch a small kernel than the
+        device takes to run the kernel, and a device must not wait for the host while mamf times it. To measure with a
         warm cache, also queue a launch, which fills the cache again.
         """
         lead_per_flush_second, waking = (
@@ -309,7 +311,7 @@ class BurstRegime(Regime):
             # Poison the output, so that only the last launch can produce the correct output that mamf verifies next.
             checked.change_operands_and_poison()
             # The host may have used up its lead, so queue another lead for the last launch. Otherwise only the last
-            # launch would wait for the host and take longer, as if the other launches had skipped work.
+            # launch would wait for the host and take longer, and mamf would conclude that the others had skipped work.
             self._queue_lead_and_warm_cache(
                 launch, backend.now() - paused + self._idle_mark_queueing_seconds + 2 * lag_seconds
             )

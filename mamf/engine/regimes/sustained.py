@@ -25,8 +25,9 @@ from mamf.statistics import Repeatability, compute_relative_slope
 
 #: A device whose clock is at least this share of its maximum counts as not throttled.
 _MIN_UNTHROTTLED_SHARE = 0.98
-#: Seconds between two readings of the energy counter. NVIDIA's counters change every 0.1 s, so stop after this many
-#: readings without a change, even if a faulty backend never reports that the device has reached a mark.
+#: Seconds between two readings of the energy counter, and the maximum number of readings. NVIDIA's counters change
+#: every 0.1 s, so 120 readings are enough. The maximum also ends the loop if a faulty backend never reports that the
+#: device has reached a mark.
 _ENERGY_POLL_SECONDS, _MAX_ENERGY_POLLS = 0.001, 120
 #: If the device idles for more than this share of a block, the next block does not count, because the rested device is
 #: faster. If it idles for more than this share of a visit, the row gets a remark.
@@ -65,16 +66,17 @@ class LaunchBlock(NamedTuple):
 
 
 class SustainedRegime(Regime):
-    """The regime that measures the rate at the power limit, MSMF (maximum sustained matmul FLOPS): total work divided
-    by total time. A sample is the mean of a block of launches. All blocks of a visit have the same number of
+    """The regime that measures MSMF (maximum sustained matmul FLOPS): the rate at the power limit, as total work
+    divided by total time. A sample is the mean of a block of launches. All blocks of a visit have the same number of
     launches, and nothing runs between them. If the host pauses for so long that the device idles between two blocks,
     the idle time does not count.
 
-    ``settling_seconds_after_rest``: if the device rests before each visit, the seconds of load after the rest until the
-    power controller has settled and the measured part of the visit begins; None: no rests. While a device is loaded,
-    its power controller can stay in one of several states, whose rates differ by up to 1.3 %. After a rest, the power
-    controller chooses a state again. So the mean of several visits with rests is repeatable; the rate in one state is
-    not.
+    ``settling_seconds_after_rest``: if not None, the device rests before each visit. After the rest, mamf loads the
+    device for this many seconds before it measures, so that the power controller settles.
+
+    While a device is loaded, its power controller can stay in one of several states, whose rates differ by up to 1.3 %.
+    After a rest, the power controller chooses a state again. So the mean of several visits is repeatable only if the
+    device rests before each visit.
     """
 
     name = "sustained"
@@ -92,8 +94,8 @@ class SustainedRegime(Regime):
     min_settled_blocks: ClassVar[int] = 3
     max_settled_slope: ClassVar[float] = 0.01
     max_settling_seconds: ClassVar[float] = 20.0
-    #: The maximum number of launches that ``keep_device_loaded`` queues, because a vendor's queue has room for about a
-    #: thousand.
+    #: The maximum number of launches that ``keep_device_loaded`` queues. The launch queue of a vendor's driver has room
+    #: for about a thousand.
     max_launches_to_keep_loaded: ClassVar[int] = 500
 
     def __init__(
@@ -130,8 +132,8 @@ class SustainedRegime(Regime):
 
     @classmethod
     def compute_min_visit_seconds_with_rest(cls, backend: Backend) -> float:
-        """Return the seconds of the shortest visit with a rest before it; 0 if the power controller of this device does
-        not restart after a rest.
+        """Return the seconds of the shortest visit that begins with a rest. Return 0 if a rest does not make the power
+        controller of this device settle again.
         """
         traits = backend.sustained_traits
         return (
@@ -215,7 +217,8 @@ class SustainedRegime(Regime):
             if idle_mark is None and self.backend.has_idle_marks:
                 mark, idle_mark = self.queue_marks_behind_flushes()
             self.wait_and_record_gap(checked, mark, idle_mark)
-        # An idle device has a higher clock, so the mean clock is that of the launches only if the device was busy.
+        # An idle device has a higher clock, so use the mean clock only if the device was busy for nearly the whole
+        # time.
         if not isinstance(stamps, Unavailable) and idle_share <= _MAX_IDLE_SHARE:
             elapsed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
             samples.mean_clock_hz = elapsed and elapsed.clock_hz
@@ -244,9 +247,9 @@ class SustainedRegime(Regime):
                 len(recent_block_seconds) >= self.min_settled_blocks
                 and abs(compute_relative_slope(recent_block_seconds)) <= self.max_settled_slope
             )
-            # A visit after a rest covers whole oscillation periods of the power controller, so its rate may drift. Do
-            # not wait until the rate is flat: if the power controller alternates between clocks, the rate of a few
-            # blocks is never flat.
+            # A visit after a rest is measured over whole oscillation periods of the power controller, so the rate need
+            # not be flat when the measured part begins. Do not wait until the rate is flat: if the power controller
+            # alternates between clocks, the rate of a few blocks is never flat.
             if elapsed >= min_seconds and (is_flat or self.settling_seconds_after_rest is not None):
                 return True
             if elapsed >= min_seconds + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):
@@ -254,9 +257,7 @@ class SustainedRegime(Regime):
         return False
 
     def _take_block_samples(self, blocks: _BlockQueue, rule: StoppingRule, samples: Samples) -> float:
-        """Take the samples of a visit, and return the seconds for which the device idled as a share of the seconds for
-        which it was loaded.
-        """
+        """Take the samples of a visit, and return the device's idle time as a share of its loaded time."""
         # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
         # later blocks the same number of launches.
         blocks.is_in_measured_part = blocks.must_poison = True
@@ -290,8 +291,8 @@ class SustainedRegime(Regime):
                 f"the device idled for more than {_MAX_IDLE_SHARE:.0%} of the time, because the host could not keep it "
                 "busy; the rate does not count the idle time"
             )
-        # Compute the mean power between two changes of the counter. NVIDIA's counters change every 0.1 s, so between
-        # any other two moments of a visit of 1 s, the mean power would be up to 10 % off.
+        # Compute the mean power between two changes of the counter. NVIDIA's counters change only every 0.1 s. If mamf
+        # read the counter at arbitrary moments, the mean power of a visit of 1 s would be up to 10 % off.
         if len(ticks) >= 2:
             samples.mean_watts = (ticks[-1].joules - ticks[0].joules) / (ticks[-1].change_time - ticks[0].change_time)
         return idle_share

@@ -21,7 +21,7 @@ from mamf.measurement import (
     WRONG_TILES_KEY,
 )
 
-# After this many launches, the host reads whether their outputs differ from the first output.
+# The number of launches after which the host checks whether any of their outputs differs from the first output.
 _LAUNCHES_PER_COMPARISON = 8
 
 
@@ -83,8 +83,8 @@ class SpacedRegime(Regime):
         launch_seconds: float,
     ) -> None:
         """Launch a few times, compare each output with the output of the first launch, and store the times and counts
-        in ``samples``. Raise WrongResultError if an output is wrong, or if it differs from the first output although
-        the kernel promises equal bits.
+        in ``samples``. Raise WrongResultError if an output is wrong, or if a deterministic kernel gives an output that
+        differs from the first output.
 
         ``queue_comparison``: queues the comparison of an output with the first output on the device, and returns a
         function that reads the result; None: verify each output instead.

@@ -23,8 +23,8 @@ from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QU
 
 
 def find_earlier_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
-    """Return the shapes that were fastest in an earlier search on this device, then the shapes that were fastest in
-    searches on devices of its model in results/.
+    """Return the shapes that were fastest in an earlier search on this device, then the shapes that were fastest in the
+    searches in results/ on devices of the same model.
     """
     shapes = list[MatmulShape]()
     for regime in CEILING_REGIMES:
@@ -37,13 +37,14 @@ def find_earlier_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> lis
 
 
 _SIZES_PER_DIMENSION = 20
-#: The sizes of K that are longer than the largest M, as multiples of the largest M. If all tiles of C fit in a single
-#: wave, a shape with a long K may be the fastest.
+#: The sizes of K above the largest M, as multiples of the largest M. If all tiles of C fit in a single wave, a shape
+#: with a long K may be the fastest.
 _LONG_K_RATIOS = (1.2, 1.6, 2.0, 2.4, 3.2)
 _MAX_GRID_STEP = 1024
 _MAX_MEMORY_SHARE = 0.6
 _SUSTAINED_OPERAND_SET_COUNT = 3
-#: The numbers of shapes that a quick search measures on the coarse grid, and near the fastest shapes of the grid.
+#: The number of shapes that a quick search measures on the coarse grid, and the number that it then measures near the
+#: fastest of them.
 _QUICK_GRID_SHAPE_COUNT, _QUICK_REFINEMENT_COUNT = 40, 48
 #: Seconds that a quick search adds to its budget for each kernel that must be compiled.
 _SECONDS_PER_COMPILED_KERNEL = 4.0
@@ -56,8 +57,8 @@ def make_grid(
 ) -> MatmulGrid:
     """Return a coarse grid of shapes that fits the speed of a device (``flops``, in FLOP/s) and its free memory.
 
-    The grid limits the FLOP of a shape, so that a launch takes at most 1.2 times as long as burst may load the device
-    without a rest, and so that mamf can measure ``shape_count`` shapes in the first phase of the search.
+    The grid limits the FLOP of a shape for two reasons. A launch may take at most 1.2 times the longest time for which
+    burst loads the device without a rest. The first phase of the search must have time for ``shape_count`` shapes.
     """
     max_flop = flops * min(
         1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / shape_count / 4
@@ -93,8 +94,8 @@ class SearchSchedule:
 
     How much the phases measure:
 
-    - ``burst_round_counts``, ``sustained_round_counts``: the numbers of rounds in each regime. If no round chooses in
-      sustained, the search confirms in sustained the candidate that was fastest in burst.
+    - ``burst_round_counts``, ``sustained_round_counts``: the numbers of rounds in each regime. If sustained has no
+      rounds that choose, the search confirms the candidate that was fastest in burst.
     - ``candidate_count``: the number of candidates in the rounds of burst.
     - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
       of burst.
@@ -132,8 +133,8 @@ QUICK_SCHEDULE = SearchSchedule(
     burst_round_counts=RoundCounts(choosing_rounds=3, confirming_rounds=12),
     candidate_count=5,
     algorithm_shape_count=1,
-    # In sustained, the candidates that were fastest in burst differ by less than 0.2 %. So do not choose among them,
-    # but spend the time on longer measurements that confirm.
+    # In sustained, the rates of the candidates that were fastest in burst differ by less than 0.2 %. So do not choose
+    # among them. Spend the time on longer measurements of one candidate, to confirm its rate.
     sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=6),
 )
 
@@ -155,9 +156,9 @@ def plan_search(
 ) -> tuple[Plan, list[MatmulKernel]]:
     """Plan a search for the ceilings of a matmul problem, and return the plan and its kernels.
 
-    The grid fits the device's speed, which a few launches measure, and its memory. The search begins with shapes that
-    were the fastest in earlier searches on devices of this model. If the first kernel does not support the problem, the
-    grid has a single shape, and its row in the log says why.
+    mamf measures the device's speed with a few launches, and makes a grid that fits this speed and the free memory. The
+    search begins with shapes that were the fastest in earlier searches on devices of this model. If the first kernel
+    does not support the problem, the grid has a single shape, and its row in the log says why.
 
     - ``kernel_names``: by default, the kernels that ``choose_search_kernels`` chooses.
     - ``budget_seconds``: by default 57. In a quick search, by default 13.2, plus 4 for each kernel that must be
@@ -227,7 +228,8 @@ def draw_distant_shapes(
 ) -> list[MatmulShape]:
     """Draw shapes from the whole grid: one for each pair of M and N that are multiples of ``step``. If there are more
     than ``count`` pairs, draw ``count`` random pairs. K is within 25 % of the K of a random leader (one of the fastest
-    shapes so far), so that only M and N, on which the number of waves of tiles depends, differ much from the leaders.
+    shapes so far). So the shapes differ from the leaders mainly in M and N, which determine the number of waves of
+    tiles.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)
@@ -242,8 +244,9 @@ def draw_distant_shapes(
 
 
 def list_shapes_around(leaders: Iterable[MatmulShape], step: int, grid: MatmulGrid, reach: int) -> list[MatmulShape]:
-    """Return the shapes within the grid's bounds that are near the leaders (the fastest shapes so far): up to ``reach``
-    steps of ``step`` elements away in M and N and half as many in K, and each leader with every K of the grid.
+    """Return the shapes within the grid's bounds that are near the leaders (the fastest shapes so far). M and N differ
+    from those of a leader by at most ``reach`` steps of ``step`` elements, and K by at most half as many steps. Also
+    return each leader with every K of the grid.
     """
     shapes: dict[MatmulShape, None] = {}
     for leader in leaders:

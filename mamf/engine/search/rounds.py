@@ -29,8 +29,9 @@ from mamf.measurement import Conditions, Measurement, group_pairs
 
 
 def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candidate]:
-    """Return the shape and kernel of the fastest row of each pair of M and N, fastest first. Rows whose shapes differ
-    only in K, or in the order of M and N, count as one pair, because such shapes have nearly equal rates.
+    """For each pair of M and N, return the shape and kernel of its fastest row. The fastest pair comes first. Rows
+    whose shapes differ only in K, or in the order of M and N, count as one pair, because such shapes have nearly equal
+    rates.
     """
     rows_by_pair = group_pairs((tuple(sorted((row.shape.m, row.shape.n))), row) for row in rows if row.ok)
     fastest = [max(group, key=lambda row: row.best_rate) for group in rows_by_pair.values()]
@@ -68,8 +69,8 @@ def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> li
 def drop_beaten_candidates(
     rows: Sequence[Measurement], candidates: Sequence[Candidate], max_share_behind: float
 ) -> list[Candidate]:
-    """Return the ``candidates`` without those that are too slow: their median rate over the rounds in ``rows`` is more
-    than the share ``max_share_behind`` below the median rate of the best candidate.
+    """Return the ``candidates`` that are fast enough. Drop a candidate if its median rate over the rounds in ``rows``
+    is lower than the best candidate's by more than the share ``max_share_behind``.
     """
     rounds_by_candidate = {
         candidate: rounds for candidate, rounds in group_rounds_by_candidate(rows).items() if candidate in candidates
@@ -93,8 +94,10 @@ StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Meas
 
 
 class RoundCounts(NamedTuple):
-    """The maximum numbers of rounds. ``choosing_rounds`` choose the best candidate (0: take the first candidate).
-    ``confirming_rounds`` follow, and confirm the rate of this candidate.
+    """The maximum numbers of rounds.
+
+    - ``choosing_rounds``: rounds that choose the best candidate; 0: take the first candidate.
+    - ``confirming_rounds``: later rounds that confirm the rate of this candidate.
     """
 
     choosing_rounds: int
@@ -141,7 +144,8 @@ class ConfirmationRounds:
     precision: float
     order_rng: random.Random
     deadline: float
-    #: By regime: the seconds of the shortest step (measurement of a candidate) so far, including the preparation.
+    #: For each regime: the seconds of the shortest step so far. A step is the preparation and measurement of one
+    #: candidate.
     _min_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
     #: By regime: the shortest and the longest time, in seconds, to prepare and verify the kernel of a step.
     _preparation_seconds: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
@@ -212,9 +216,9 @@ class ConfirmationRounds:
         return row
 
     def has_time_to_confirm(self) -> bool:
-        """Return whether the time until the deadline is enough to choose with one more visit in sustained, to finish
-        the launches that this visit leaves in the queue, and to confirm. Return True while rows of an interrupted run
-        answer the steps.
+        """Return whether enough time is left before the deadline for one more choosing visit in sustained, for the
+        launches that this visit leaves in the queue, and for the confirmation. Return True while rows of an interrupted
+        run answer the steps.
         """
         needed = (
             self._min_step_seconds.get(SustainedRegime.name, 0.0)
@@ -232,8 +236,8 @@ class ConfirmationRounds:
 
     def _estimate_preparation_seconds(self, regime: str) -> float:
         """Return the seconds that preparing and verifying the kernel of the next visit will take. Before the first
-        visit in a regime, return the longest time in any other regime, because large shapes, like those of the
-        candidates, take the longest.
+        visit in a regime, return the longest time in any other regime: the candidates have large shapes, which take the
+        longest.
         """
         min_and_max = self._preparation_seconds.get(regime)
         return (
@@ -305,7 +309,8 @@ class ConfirmationRounds:
         the budget of the run has ended.
         """
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
-        # In sustained, do not make visits longer if time is left, because more rounds make the rate more precise.
+        # In sustained, use spare time for more rounds, not for longer visits, because more rounds make the rate more
+        # precise.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
         rule = StoppingRule(
             self.precision, SUSTAINED_VISIT_SECONDS if regime.name == SustainedRegime.name else seconds_left

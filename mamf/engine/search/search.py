@@ -43,9 +43,9 @@ _MIN_MEASUREMENTS_TO_PREDICT = 4
 _MIN_MEASUREMENTS_TO_END = 40
 # Stop trying a kernel, unless it is the first one, after this many failures without a success.
 _MAX_FAILURE_COUNT_OF_LATER_KERNEL = 3
-#: A search begins with some shapes that have a small K (at most this K) and a large C (at least this number of waves of
-#: tiles over the compute units). To count the waves, mamf assumes this number of elements of a tile and, for a device
-#: that does not report its number of compute units, this number of compute units.
+#: A search begins with some shapes whose K is at most _MAX_SMALL_K and whose C takes at least _MIN_SMALL_K_SHAPE_WAVES
+#: waves of tiles. To count the waves, mamf assumes tiles of _COMMON_TILE_ELEMENTS elements. If the device does not
+#: report its number of compute units, mamf assumes _ASSUMED_COMPUTE_UNITS.
 _MAX_SMALL_K, _MIN_SMALL_K_SHAPE_WAVES, _COMMON_TILE_ELEMENTS, _ASSUMED_COMPUTE_UNITS = 1536, 8, 128 * 256, 128
 # The number of shapes with a small K and a large C that a search begins with.
 _SMALL_K_SHAPE_COUNT = 2
@@ -118,8 +118,8 @@ def find_best(
 def list_shapes_to_predict(
     grid: MatmulGrid, chooser: random.Random, leaders: Sequence[MatmulShape] = ()
 ) -> list[MatmulShape]:
-    """Return the shapes whose rates are predicted: all shapes of a small grid; of a large grid, the neighbors of
-    ``leaders`` (the fastest shapes so far) and a random sample.
+    """Return the shapes whose rates are predicted. For a small grid, these are all shapes. For a large grid, these are
+    the neighbors of ``leaders`` (the fastest shapes so far) and a random sample.
     """
     if len(grid) <= _MAX_PREDICTED_SHAPES:
         return grid.list_shapes()
@@ -134,8 +134,8 @@ def list_shapes_to_predict(
 def draw_small_k_shapes(
     shapes: Iterable[MatmulShape], compute_units: int | None, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw shapes with a small K and so large a C that its tiles take many waves over the compute units. The fastest
-    shape may be one of these, and a random sample of the grid would miss them because they are few.
+    """Draw shapes with a small K, and with a C so large that the compute units need many waves to compute its tiles.
+    The fastest shape may be one of these, and a random sample of the grid would miss them because they are few.
     """
     min_size = _MIN_SMALL_K_SHAPE_WAVES * _COMMON_TILE_ELEMENTS * (compute_units or _ASSUMED_COMPUTE_UNITS)
     small_k_shapes = [shape for shape in shapes if shape.k <= _MAX_SMALL_K and shape.m * shape.n >= min_size]
@@ -195,7 +195,9 @@ class ShapeSearch:
             self._refit_surrogate()
 
     def add_kernel(self, kernel: str) -> None:
-        """Search with this kernel too from now on. First measure it on some of the other kernels' fastest shapes."""
+        """Add a kernel to the search. The search first proposes the kernel on some of the other kernels' fastest
+        shapes.
+        """
         self._first_candidates += [
             (shape, kernel)
             for shape, _ in self.find_leaders(FIRST_SHAPE_COUNT)[

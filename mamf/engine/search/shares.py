@@ -19,7 +19,7 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: The value of ``phase`` in rows that only show a search which shapes and kernels are worth confirming.
+#: The value of ``phase`` in rows that a search measures only to find out which shapes and kernels are worth confirming.
 SCOUT_PHASE = "scout"
 _MIN_BUDGET_SECONDS = 1e-9
 

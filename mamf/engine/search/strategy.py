@@ -3,7 +3,7 @@ kernel to measure next.
 
 - Burst: measure shapes of a coarse grid ("scout"), measure shapes near the fastest ones ("leaders") in smaller steps
   ("refine"), then measure the best candidates in interleaved rounds. The search is over shapes and kernels together,
-  because another kernel may be fastest on shapes where the library's default kernel is not.
+  because the fastest shape of one kernel is rarely the fastest shape of another.
 - Sustained: take candidates from burst, rank them in short measurements ("visits") by energy per FLOP (which sets the
   speed at the power limit), then measure the best of them in rounds.
 
@@ -62,8 +62,8 @@ class GridSearchStrategy(PlanStrategy):
     trial_shape_count: ClassVar[int] = 2
     #: A quick search compares kernels on shapes whose FLOP are at most this share of the grid's maximum, if it can.
     max_trial_flop_share: ClassVar[float] = 0.25
-    #: An algorithm replaces the first algorithm of its kernel in the search if it is faster by this share. In a quick
-    #: search, a kernel joins the search if it is faster than the default kernel by this share.
+    #: An algorithm replaces the first algorithm of its kernel in the search if it is faster by at least this share. In
+    #: a quick search, a kernel joins the search if it is faster than the default kernel by at least this share.
     min_speedup_share: ClassVar[float] = 0.005
     #: A quick search also tries the chosen kernel on this number of shapes that were the fastest in earlier searches on
     #: devices of this model.
@@ -147,8 +147,8 @@ class GridSearchStrategy(PlanStrategy):
                 search, regime, rule, [each for each in self._ranked_kernels if each.has_cheap_variants]
             )
         self.runner.report_phase("burst: measuring shapes near the fastest ones")
-        # Refine with a quarter, an eighth and a sixteenth of the grid's step between sizes, in multiples of 16. Refine
-        # twice with each of these steps, because the fastest shapes change during a refinement.
+        # Refine with steps of a quarter, an eighth and a sixteenth of the grid's step, each rounded down to a multiple
+        # of 16. Refine twice with each of these steps, because the fastest shapes change during a refinement.
         steps = [max(16, grid.m[0] // part // 16 * 16) for part in (4, 4, 8, 8, 16, 16)]
         for number, step in enumerate(steps, start=1):
             best = [shape for shape, _ in search.find_leaders(schedule.candidate_count)] or shapes[:1]
@@ -406,14 +406,16 @@ _ROUND_COUNTS_BY_REGIME = {
     SUSTAINED: RoundCounts(choosing_rounds=1, confirming_rounds=3),
 }
 _CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
-#: The share of the budget for measuring every row once; the share of the budget after which all regimes except the last
-#: must end, because sustained needs seconds to warm up the device; the share of a problem's time to choose a candidate.
+#: _BUDGET_SHARE_FOR_ROWS: the share of the budget for measuring every row once. _BUDGET_SHARE_BEFORE_LAST_REGIME: all
+#: regimes except the last must end after this share of the budget, because sustained needs seconds to warm up the
+#: device. _TIME_SHARE_FOR_CHOOSING: the share of a problem's time that is spent on choosing a candidate.
 _BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 
 
 class RowsSearchStrategy(RowsStrategy):
-    """The strategy that finds the ceilings of other operations than matmul: it measures every row of a plan. Then, in
-    every regime, it measures the fastest rows of each problem in rounds that choose and separate rounds that confirm.
+    """The strategy that finds the ceilings of operations other than matmul. It first measures every row of a plan.
+    Then, in every regime, it measures the fastest rows of each problem in rounds that choose and separate rounds that
+    confirm.
     """
 
     def __init__(self, setup: RunSetup) -> None:

@@ -4,9 +4,11 @@ The method follows Rasmussen & Williams, Gaussian Processes for Machine Learning
 matmul is hard to predict because of quantization: C is divided into tiles, and the tiles into waves over the compute
 units, so the rates of neighboring shapes can differ more than those of distant shapes whose tiles and waves are equally
 full. The features are therefore sizes, and how full the last wave and the edge tiles are. The effect of each tile size
-is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011). What the features do not
-explain is assumed to be equal for shapes with equal M and N. In advance, only the number of compute units of a device
-is known, and some devices do not report even that.
+is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011).
+
+The model assumes that shapes with the same M and the same N share the part of the rate that the features do not
+explain. Before any measurement, the model knows only the number of compute units of the device, and some devices do not
+report even that.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 _MAX_FIT_STEPS = 6
-# Compress values of log TFLOPS that are more than about this below the best value, so that differences among slow
-# shapes do not dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
+# Compress values of log TFLOPS that are below the best value by more than about this amount, so that differences among
+# slow shapes do not dominate the fit (Snelson et al., Warped Gaussian Processes, 2003).
 _COMPRESSION_START = 0.1
 # Assume at least this standard deviation of the noise of a measurement, unless all values are equal. With few
-# measurements, the likeliest noise may be 0.
+# measurements, the maximum-likelihood estimate of the noise may be 0.
 _MIN_NOISE_DEVIATION = 0.001
 
 
@@ -219,8 +221,9 @@ class Hyperparameters:
         return [self, *variants]
 
     def compute_log_prior(self) -> float:
-        """Return the log prior probability of these hyperparameters, from how many steps they differ from the defaults.
-        The prior is necessary because with only a dozen measurements the likelihood alone is not reliable.
+        """Return the log prior probability of these hyperparameters, up to a constant. The probability decreases with
+        the number of steps by which they differ from the defaults. The prior is necessary because with only a dozen
+        measurements the likelihood alone is not reliable.
         """
         defaults = replace(Hyperparameters(), kernel_share=self.kernel_share)
         steps = (
@@ -288,8 +291,8 @@ class Surrogate:
 
     def compute_log_improvement(self) -> Array:
         """Return the logarithm of every candidate's expected improvement (Jones et al., Efficient Global Optimization
-        of Expensive Black-Box Functions, 1998) over the best prediction of an observed candidate; not over the highest
-        measurement, because that is partly luck.
+        of Expensive Black-Box Functions, 1998) over the best prediction for an observed candidate. The highest
+        measurement is not used for comparison, because it is partly luck.
         """
         above = (self.mean - self.mean[self._rows].max()) / self.deviation
         below = np.array(list(map(math.erfc, (-above / math.sqrt(2)).tolist()))) / 2
@@ -324,8 +327,8 @@ class CovarianceParts:
     def __init__(self, distances: FeatureDistances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
         self.aspect_correlation = np.exp(-2 * distances.aspect_distances)
-        #: Returns the correlations (C candidates x P pairs of M and N) between shapes whose last tiles occupy similar
-        #: shares of the compute units, as the mean over tile sizes, for the hyperparameter ``wave_length_scale``.
+        #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, averaged over tile
+        #: sizes. The argument is the hyperparameter ``wave_length_scale``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
             lambda wave_length_scale: np.exp(distances.wave_distances * (-2 / wave_length_scale**2)).mean(axis=0)
         )
@@ -400,14 +403,14 @@ def compute_log_likelihood(parts: CovarianceParts, values: Array, hyperparameter
 # -- the number of compute units, for devices that do not report it ----------------------------------------------------
 
 _COMPUTE_UNIT_COUNTS = range(8, 322, 2)
-# Use only shapes that reach at least this share of the best rate, because in slower shapes other limits hide the waves.
+# Use only shapes that reach at least this share of the best rate, because other bottlenecks hide the effect of waves in
+# slower shapes.
 _MIN_FAST_SHARE = 0.7
 # To estimate the number of compute units, use at most this number of shapes (the fastest ones), and require at least
 # this number.
 _MAX_ESTIMATION_SHAPES, _MIN_ESTIMATION_SHAPES = 64, 16
-# Accept a number of compute units only if a model with waves over this number has a log likelihood that is higher by at
-# least this than the log likelihood of a model without waves. By chance alone, the best of N numbers gains about
-# log(N), which is 5.
+# Accept a number of compute units only if a model with waves over this number has a log likelihood at least this much
+# higher than a model without waves. Even by chance, the best of N tried numbers gains about log(N), which is 5 here.
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 

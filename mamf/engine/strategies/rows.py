@@ -1,5 +1,5 @@
 """Measure the kernels of a plan on given shapes. Before and after each row, measure the matmul of the row's ceiling
-(the highest rate of the device), so that a row and its ceiling are compared in equal states of the card.
+(the highest rate of the device), so that the card is in the same state for the row and for its ceiling.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class RowsStrategy(PlanStrategy):
         must be compiled, or if none of them works. Return None if the budget of the run ended.
 
         Each algorithm gets a row with the phase ALGORITHM_PHASE. The caller must measure the fastest algorithm again,
-        because the fastest of several noisy rows is too fast.
+        because the highest of several noisy rates is biased upward.
         """
         if not (self.must_rank_algorithms and kernel.has_cheap_variants):
             return kernel

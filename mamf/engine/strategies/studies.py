@@ -1,10 +1,9 @@
 """Choose and measure the steps of ``mamf guard`` (rows compared with a baseline), ``mamf reproduce`` (claimed rates
 measured again), ``mamf verify`` (random problems) and ``mamf overlap`` (a matmul at the same time as other work).
 
-``mamf overlap`` measures the rate of the matmul and of the other work twice: alone, and while both run. Each work is
-launched back to back in its own queue, in blocks of equal duration, with marks (device events that record the time)
-between blocks. Only blocks in the period in which both queues were busy count, so the rate of one work while both run
-includes no time in which it ran alone.
+``mamf overlap`` measures the rates of two workloads, the matmul and the other work, twice: alone, and while both run.
+Each workload is launched back to back in its own queue, in blocks of equal duration, with marks (device events that
+record the time) between blocks. The rates while both run come only from blocks during which both queues were busy.
 """
 
 from __future__ import annotations
@@ -133,9 +132,9 @@ _MIN_LOADED_WORK_SHARE = 0.25
 
 
 def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
-    """Draw random problem number ``number`` for a kernel, and its shape. Return None if the kernel supports no problem
-    that was drawn. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the number
-    and the regime.
+    """Draw the random problem with this ``number`` for a kernel, and its shape. Return None if the kernel supports none
+    of the drawn problems. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the
+    number and the regime.
     """
     operation, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
@@ -228,7 +227,7 @@ class VerifyStrategy(PlanStrategy):
                     continue
                 drawn, repeats = found, repeats + 1
                 self.setup.report_phase(f"{name} {number} {kernel.name} {drawn[1]}")
-                # Verify a problem that the user requested by number repeatedly, with a row each time, until it fails.
+                # If the user requested this problem by its number, verify it again and again until it fails.
                 row = yield Step(kernel, *drawn, regime, rule, str(repeats) if requested_number else "", number)
                 run.release_pools()  # The next problem has another seed, so it needs other operands.
                 # After a failure, set the kernel's time to the longest time of all kernels. Otherwise a kernel that
@@ -247,13 +246,13 @@ PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTH
 #: Each round measures the matmul, the other work, and both at once, so that a drift of the device affects all three
 #: equally. These are the number of rounds, and the default seconds to measure a row in all rounds together.
 _OVERLAP_ROUND_COUNT, DEFAULT_ROW_SECONDS = 3, 3.0
-#: A window is a series of launches that gives one sample. These are the number of blocks of launches in a window, the
-#: number of blocks of the other work that a CPU queues ahead, the seconds of a window, and the maximum number of
-#: windows to try for a first sample.
+#: A window is a series of launches that gives one sample. _WINDOW_BLOCKS: the number of blocks of launches in a window.
+#: _CPU_BLOCKS_AHEAD: the number of blocks of the other work that a CPU queues ahead. _WINDOW_SECONDS: the maximum
+#: duration of a window of short launches. _MAX_WINDOWS_TRIED: if this many windows give no sample, stop trying.
 _WINDOW_BLOCKS, _CPU_BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
-#: Each pair contains the number of cache flushes ahead of a window, during which the host queues the window's first
-#: blocks, and the maximum number of short launches in a window. mamf begins with the first pair, and uses the next one
-#: if the host is late in more than the share _MAX_LATE_SHARE of the windows.
+#: Each pair is (number of cache flushes ahead of a window, maximum number of short launches in a window). The host
+#: queues the first blocks of a window during the flushes. mamf begins with the first pair, and uses the next one if the
+#: host is late in more than the share _MAX_LATE_SHARE of the windows.
 _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: At each mark, the host must be at least this many seconds ahead of the device, so that the device never waits for it.
 #: A launch counts as at least _MIN_LAUNCH_SECONDS long, to avoid a division by 0.
@@ -270,8 +269,8 @@ def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, O
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Return the seconds per launch of each work, from its blocks between the latest start and the earliest end of all
-    works; None if one work has no block in that period. ``marks``: for each work, the device seconds and the number of
+    """Return the seconds per launch of each workload, from the blocks in the period in which all workloads ran. Return
+    None if a workload has no block in that period. ``marks``: for each workload, the device seconds and the number of
     launches so far at each of its marks.
     """
     begin, end = max(work_marks[0][0] for work_marks in marks), min(work_marks[-1][0] for work_marks in marks)
@@ -286,8 +285,8 @@ class OverlapStrategy:
     """The strategy of ``mamf overlap``, which measures pairs of a matmul and other work (such as a copy or a
     collective) that run at the same time.
 
-    - ``kernel``: launches both works of a pair.
-    - ``pairs``: the problem and the shape of each pair. The problem is that of any of the pair's four rows.
+    - ``kernel``: launches both workloads of a pair.
+    - ``pairs``: the problem and the shape of each pair. The problem may be that of any of the pair's four rows.
     - ``row_seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
     - ``gather_from_ranks``: returns a list of the values that the ranks (processes, one per device) pass to it. All
       ranks follow the decisions of rank 0, and fail together.
@@ -328,11 +327,12 @@ class OverlapStrategy:
 
 @dataclass
 class _TimedWork:
-    """One of the two works that run at the same time (the matmul or the other work), with its queue on the device.
+    """One of the two workloads that run at the same time (the matmul or the other work), with its queue on the device.
 
-    - ``queue_mark``, ``queue_launch``: functions that queue a mark, or a given launch, in the queue of this work.
-    - ``launch_rotation``: the launches in turn, each with another set of operands. ``launch_seconds``: the latest time
-      of a launch. ``marks``: the marks around blocks, each with the host's time and the number of launches so far.
+    - ``queue_mark``, ``queue_launch``: functions that queue a mark, or a given launch, in the queue of this workload.
+    - ``launch_rotation``: yields the launches in turn, each with a different set of operands.
+    - ``launch_seconds``: the most recent estimate of the seconds of a launch.
+    - ``marks``: the marks around blocks, each with the host's time and the number of launches so far.
     """
 
     kernel_name: str
@@ -345,7 +345,7 @@ class _TimedWork:
 
 
 class _PairMeasurement:
-    """The measurement of the two works of a pair. ``__init__`` launches each once, and raises any error of a kernel."""
+    """The measurement of a pair's two workloads. ``__init__`` launches each once, and raises any error of a kernel."""
 
     def __init__(
         self, strategy: OverlapStrategy, problem: OverlapProblem, shape: OverlapShape, regime: SustainedRegime
@@ -374,7 +374,7 @@ class _PairMeasurement:
         return _TimedWork(name, checked, mark, queue_launch, rotation, seconds)
 
     def measure_rows(self) -> list[Measurement]:
-        """Measure the four rows of the pair. Raise WrongResultError, or UnsupportedError if the works never overlap."""
+        """Measure the four rows. Raise WrongResultError, or UnsupportedError if the workloads never overlap."""
         both_works = list(self.works.values())
         for flushes, self.max_short_launches in _FLUSHES_AND_MAX_LAUNCHES:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
@@ -416,7 +416,7 @@ class _PairMeasurement:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
     def _measure_works_in_round(self, works: Sequence[_TimedWork]) -> float:
-        """Launch these works for one oscillation period of the power controller without taking samples, then take
+        """Launch these workloads for one oscillation period of the power controller without taking samples, then take
         samples for this round's share of the time. Return the share of windows in which the host of any rank was late.
         """
         part, windows, late, tried, taken = self.strategy.row_seconds / _OVERLAP_ROUND_COUNT, 0, 0, 0, 0
@@ -445,9 +445,9 @@ class _PairMeasurement:
             tried, taken = tried + is_settled, taken + (is_settled and window_seconds is not None)
 
     def _measure_window(self, works: Sequence[_TimedWork], launches_per_block: Sequence[float]) -> list[float] | None:
-        """Launch the works at once for a window, and return the seconds per launch of each while all of them run.
-        Return None if they never ran at the same time, or if one of them waited for the host.
-        ``launches_per_block``: for each work, the mean number of launches, chosen so that the works end together.
+        """Run the workloads at the same time for one window, and return the seconds per launch of each while all of
+        them ran. Return None if they never ran at the same time, or if one waited for the host. ``launches_per_block``:
+        the mean number of launches in a block of each workload, chosen so that all workloads end together.
         """
         backend = self.backend
         for work in works:

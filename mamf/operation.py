@@ -109,7 +109,7 @@ class Parameter:
         return value
 
     def parse_values(self, values: Any) -> tuple[Any, ...]:
-        """Return one or several values as a tuple, and convert values that are text. Raises UsageError for wrong text."""
+        """Return one or several values as a tuple. Convert those that are text. Raises UsageError for invalid text."""
         values = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
         return tuple(self.parse(str(value)) if self.parse_text or isinstance(value, str) else value for value in values)
 

@@ -198,7 +198,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """A kernel and the operands of its launches. It makes the function that launches the kernel, and verifies output."""
+    """A kernel and the operands of its launches. This class makes the launch function and verifies the output."""
 
     def __init__(
         self,

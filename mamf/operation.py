@@ -230,8 +230,8 @@ class Preset(Generic[ShapeT]):
     """A named selection of well-known shapes and problems, such as the layers of a model.
 
     - ``shapes``: whole shapes, each with a label, such as the layer of a model.
-    - ``sizes``: instead of ``shapes``, a list of values for each size, by name. mamf measures every combination. If the
-      user gives values for a size, they replace the values in this list.
+    - ``sizes``: used instead of ``shapes``: the values of each size, by name. mamf measures every combination. If the
+      user gives values for a size, they replace the values of the preset.
     - ``fields``: a list of values for each field of the problem, by name. mamf measures every combination.
     - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
     - ``adjustable_sizes``: names of the sizes that the user may set if the preset has ``shapes``, because the preset

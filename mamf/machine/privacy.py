@@ -54,7 +54,7 @@ _NO_COUNT_LOOKAHEAD = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
 
 def _make_secret_pattern(prefix: str, separator: str) -> str:
     """Make a regular expression that matches a prefix, the name of a secret, a separator and a value. If the name can
-    also be the name of a count, such as "token", a number does not match as the value.
+    also be the name of a count, such as "token", the value must not be a number.
     """
     return (
         rf"({prefix}(?:(?:{_COUNTABLE_NAME_ENDINGS}){separator}{_NO_COUNT_LOOKAHEAD}|(?!{_COUNTABLE_NAME_ENDINGS})(?:{_SECRET_NAME_ENDINGS}){separator}))"

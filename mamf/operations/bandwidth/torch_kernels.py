@@ -49,7 +49,8 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
     def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
-        """Return the launch, its output and, for the pattern ``read``, how many times the output counts each element.
+        """Return the launch function, its output and, for the pattern ``read``, how many times the output counts each
+        element.
 
         The launch runs all passes. The output is the array that the passes write or, for the pattern ``read``, a new
         tensor of partial sums.

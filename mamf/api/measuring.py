@@ -273,7 +273,8 @@ def measure_kernels(
     - ``ceilings``: a mapping from (dtype, regime) to a ceiling, such as ``matmul_ceilings`` of a log of ``mamf find``.
       Rows show shares of these ceilings, and mamf measures the matmul of each ceiling again between the rows. If the
       kernel of a matmul is not installed, mamf leaves this matmul out and gives a MamfWarning.
-    - ``ceiling_kernel``: for ceilings measured with a kernel that is not installed: its ``package.module:Class``.
+    - ``ceiling_kernel``: if a ceiling was measured with a kernel that is not installed, name this kernel here as
+      ``package.module:Class``.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error becomes the
     status of a measurement.

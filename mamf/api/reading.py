@@ -125,7 +125,8 @@ def import_logs(path: str | Path) -> list[FinderRun]:
 
 
 def write_imported(run: FinderRun, path: str | Path) -> None:
-    """Write an imported run as a run log, which ``read_log`` reads. The log says that mamf did not measure the run.
+    """Write an imported run as a run log, which ``read_log`` reads. The log has the tier
+    ``legacy``, because mamf did not measure the run.
 
     Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full.
 

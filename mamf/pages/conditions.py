@@ -13,7 +13,7 @@ def format_start_time(header: Mapping[str, Any]) -> str:
 
 
 def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:
-    """Return two tables: the device, software and settings; and the findings of ``mamf doctor``, with problems first."""
+    """Return two tables: the device, software and settings; and the findings of ``mamf doctor``, problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
     rows = {

@@ -96,8 +96,8 @@ def _verify_entries_in_chunks(
     if problem.has_int8_output:
         return _verify_rounded_entries(parts, scale, chunk_elements)
     sum_dtype = _choose_sum_dtype(problem.dtype, parts[0].c.device)
-    # If C has more columns than rows, test its transpose. The test sums over rows, and the sum over a short row has a
-    # smaller rounding error.
+    # If C has more columns than rows, test its transpose. The test sums over each row, and the sum over a short row has
+    # a smaller rounding error.
     tall_parts = [
         MatmulPart(part.right, part.left, part.c.mT) if part.c.shape[2] > part.c.shape[1] else part for part in parts
     ]
@@ -110,8 +110,8 @@ def _verify_entries_in_chunks(
     worst_ratio = max(worst_ratios)
     rounding_error = max(problem.max_rounding_error, error)
     max_ratio = math.sqrt(2 * (math.log(2 * sum_count) + _FALSE_ALARM_EXPONENT)) * rounding_error
-    # In a small matmul, ||A (B x)||^2 may be small by chance, and the slope would be too large. For a correct C, its
-    # mean is VECTORS_PER_TEST * ||C||^2, so divide by at least this value.
+    # In a small matmul, the sum of ``expected_squares`` may be small by chance, and the slope would be too large. For a
+    # correct C, its mean is VECTORS_PER_TEST * sum(c_squares), so divide by at least this value.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
     # Count at most K independent errors per matmul, because with a small K the errors of its rows are not independent.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
@@ -253,7 +253,7 @@ def _compute_residual_statistics(
         wrong_count = (computed != expected).sum().float()
         return torch.stack([wrong_count, wrong_count * 0, wrong_count, wrong_count, wrong_count])
     # torch converts values while it reads them, but it cannot do so for 8-bit floats. So convert only 8-bit floats in
-    # advance: doing so for a 16-bit C would move five times as many bytes.
+    # advance. Converting a 16-bit C in advance would move five times as many bytes.
     chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
     norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
     row_squares = torch.cat(norms_by_chunk, dim=1).square()

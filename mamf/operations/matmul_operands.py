@@ -56,7 +56,7 @@ _MIN_ROWS_TO_CHANGE = 8
 #: A function that splits the output of a launch into batches of matmuls of the same shape, each with its operands.
 PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
-#: rows and columns of its C. The entries where a sampled row and a sampled column meet are compared.
+#: rows and columns of its C. mamf compares the entries where a sampled row and a sampled column meet.
 _SampledBlock = tuple[int, int, torch.Tensor, torch.Tensor]
 
 

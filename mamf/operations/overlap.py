@@ -152,7 +152,7 @@ class OverlapProblem(CheckedProblem):
 
 
 class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
-    """A kernel that stands for a matmul and other work. mamf chooses a kernel for each of the two.
+    """A kernel that represents a matmul and other work. mamf chooses a kernel for each of the two.
 
     A launch runs only the work whose rate a measurement reports. 'mamf overlap' runs the other work at the same time.
     """

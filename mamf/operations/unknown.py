@@ -108,10 +108,9 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Return whether the highest rate of the operation ``name`` is the device's compute limit (the "roof" of a roofline
-    chart). This is so for matmul.
+    """Return whether the highest rate of the operation ``name`` is the device's compute limit, as it is for matmul.
 
-    Reports show the rates of other operations as shares of this limit.
+    Reports show the rates of other operations as shares of this limit, the "roof" of a roofline chart.
     """
     return get_operation(name).is_compute_roof
 

@@ -33,7 +33,7 @@ _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head
 #: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
 #: latent, the scale of the scores depends on this dimension.
 _DEEPSEEK_KEY_DIM = 192
-#: With ``tail`` lengths, a sequence has ``cache_len`` * x**3 tokens, with x uniform from 0 to 1: a mean of a quarter.
+#: With ``tail`` lengths, a sequence has ``cache_len`` * x**3 tokens, with a random x from 0 to 1 (a mean of 1/4).
 _TAIL_EXPONENT = 3
 #: A graph has enough launches to read _GRAPH_CACHE_BYTES in total, which is twice the largest last-level cache of any
 #: accelerator. The number of launches is at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES.
@@ -55,8 +55,8 @@ class DecodeShape:
       and whose first ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
 
     ``str`` returns text such as ``b64h32kv8q1c8192ud128p16``, which ``parse`` reads. After the cache length, u means
-    uniform and t means tail lengths. After the head dimension, ``v512`` is a different head dimension of values, ``l``
-    means a latent, and ``p16`` means pages of 16 tokens.
+    uniform and t means tail lengths. After the head dimension, ``v512`` means 512 elements per value, ``l`` means a
+    latent, and ``p16`` means pages of 16 tokens.
 
     Raises UsageError if the sizes contradict one another.
     """
@@ -438,7 +438,7 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         """Return the highest possible rate in bytes/s, or None if no limit is known.
 
         The compute limit is the peak FLOP/s divided by the FLOP per byte of a launch. The memory limit is the peak
-        bandwidth, but only if the data is too large for the device's cache. Return the lower limit.
+        bandwidth. It applies only if the data is too large for the device's cache. Return the lower limit.
         """
         if shape is None:
             return None

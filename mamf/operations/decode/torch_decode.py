@@ -296,7 +296,7 @@ def capture_graph(backend: Backend, operand_sets: Sequence[OperandSet]) -> Opera
 
 # The reference computes about _SCORES_PER_CHUNK scores at once, to limit the memory that it needs. The host verifies
 # _ROWS_ON_HOST rows of one head. It skips this check if the keys of the head have more than _MAX_KEY_ELEMENTS_ON_HOST
-# elements, because they are too large to copy to the host.
+# elements, because these keys are too large to copy to the host.
 _SCORES_PER_CHUNK, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 
 

@@ -191,7 +191,7 @@ def _load_candidate_libraries() -> Iterator[Any]:
         f"cublasLt64_{major}.dll" if is_windows else f"libcublasLt.so.{major}" for major in _SUPPORTED_MAJOR_VERSIONS
     ]
     wheel_paths = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _LIBRARY_FOLDERS]
-    # First try each name without a path, which finds a library that is already loaded from any folder.
+    # First try each name without a path. This finds a library that is already loaded, in whatever folder its file is.
     no_load_flag = getattr(os, "RTLD_NOLOAD", None)
     paths_and_modes = [] if no_load_flag is None else [(name, no_load_flag | os.RTLD_LAZY) for name in names]
     for path, mode in (*paths_and_modes, *((path, ctypes.DEFAULT_MODE) for path in (*wheel_paths, *names))):

@@ -120,8 +120,8 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
     the width of a tile. Beyond the border of a matrix, a descriptor reads zeros and writes nothing.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    # Count the tiles to store in a separate variable, not in the loop's. Otherwise the compiler would let the stores of
-    # a tile delay the first loads of the next tile.
+    # Count the tiles to store in a separate variable. Do not use the variable of the loop. Otherwise the compiler would
+    # let the stores of a tile delay the first loads of the next tile.
     tile_to_store = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)

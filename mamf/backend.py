@@ -35,7 +35,7 @@ _SHARING_PREFIX = " (shared: "
 class Unavailable:
     """An explanation of why mamf cannot use a device, kernel or sensor on this machine.
 
-    - ``reason``: why mamf cannot use the device, kernel or sensor, as a clause.
+    - ``reason``: why mamf cannot use the device, kernel or sensor, worded so that it can be part of a sentence.
     - ``remedy``: the command or action that would make the device, kernel or sensor usable.
     """
 
@@ -80,8 +80,8 @@ def add_sharing_to_name(name: str, sharing_ways: Iterable[str]) -> str:
 
 
 def parse_sharing_ways(name: str) -> tuple[str, ...]:
-    """Return the ways in which a card is shared, such as "MPS", from a device name that lists them. Return an empty
-    tuple for a whole card.
+    """Read from a device's name in which ways its card is shared, such as "MPS". Return an empty tuple for a whole
+    card.
     """
     ways = name.partition(_SHARING_PREFIX)[2].removesuffix(")")
     return tuple(ways.split(", ")) if ways else ()
@@ -125,8 +125,8 @@ class Telemetry(Protocol):
 
 
 class ElapsedTime(NamedTuple):
-    """The clock cycles and the seconds that the median compute unit counted between two clock stamps. A clock stamp
-    records the cycle counter of each compute unit.
+    """The clock cycles and the seconds between two clock stamps, each as the median over all compute units. A clock
+    stamp records the cycle counter of each compute unit.
     """
 
     cycles: float
@@ -172,8 +172,8 @@ class Advice:
 
 
 class Queue(ABC):
-    """A second queue (stream) of a device. Its launches run at the same time as those in the device's own queue, which
-    the methods of the backend use.
+    """A second queue (stream) of a device. Its launches can run at the same time as launches in the device's own queue.
+    The methods of Backend use the device's own queue.
     """
 
     @abstractmethod

@@ -1,6 +1,8 @@
-"""Define the traits of a device from which mamf computes how long to load the device and how long to let it rest. They
-say when the slow power controller reacts to load, and how long clock and power take to settle. Also look up how much
-repeated runs differ.
+"""Define the traits of a device from which mamf computes how long to load the device and how long to let it rest. This
+module also looks up how much repeated runs differ.
+
+A device under load lowers its clock after some tens of milliseconds, to stay within its power limit. The traits say
+when this slow power controller reacts, and how long clock and power take to settle.
 
 repeatability.csv lists how much repeated runs differ, by backend, operation and state. A state is a regime (a way of
 loading the device, such as ``burst``) or a sustained measurement after a rest. ``tools/coverage.py results --fit`` fits
@@ -31,12 +33,13 @@ class BurstTraits:
 
     - ``train_seconds``: the maximum device time of a train. It must be well below the time after which the slow power
       controller reacts to load (40 ms on an H100).
-    - ``rest_ratio``: how many seconds the device must idle, per second of work before the rest, until the driver
-      requests the maximum clock again.
-    - ``longest_rest_seconds``: how many seconds the device must idle after very long work until the driver requests the
-      maximum clock again. No rest needs to be longer.
-    - ``warm_in_seconds``: how many seconds of trains and rests it takes until a device that was idle for more than
-      ``cold_after_seconds`` reaches its steady speed. Before it reaches this speed, an H100 is up to 1 % faster.
+    - ``rest_ratio``: how many seconds the device must idle per second of earlier work, until the driver requests the
+      maximum clock again.
+    - ``longest_rest_seconds``: after this many idle seconds the driver requests the maximum clock again, no matter how
+      long the device worked before. No rest is longer.
+    - ``warm_in_seconds``: how many seconds of trains and rests a cold device needs to reach its steady speed. An H100
+      is up to 1 % faster while it is cold.
+    - ``cold_after_seconds``: a device that idles for this many seconds longer than its rest counts as cold.
     - ``wake_seconds``: how many seconds of load it takes after a rest until the device is as fast as before. Burst
       queues this load ahead of each train.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
@@ -55,11 +58,11 @@ class BurstTraits:
 
 @dataclass(frozen=True)
 class SustainedTraits:
-    """The traits of a device that the sustained regime needs. Sustained keeps the device busy, and measures when clock
-    and power have settled.
+    """The traits of a device that the sustained regime needs. This regime keeps the device busy, and begins to measure
+    when clock and power have settled.
 
-    - ``soak_seconds``: how many seconds of load it takes until clock and power of a cold device stay within 0.3 %
-      (measured on an H200).
+    - ``soak_seconds``: how many seconds of load a cold device needs until its clock and power stay within 0.3 % of
+      their final values. The default was measured on an H200.
     - ``settle_seconds``: how many seconds of load it takes after a change of kernel until clock and power of a warm
       device have settled.
     - ``cold_after_seconds``: a device that was idle for more seconds than this counts as cold.
@@ -71,8 +74,8 @@ class SustainedTraits:
       H100 and an H200, at first 13 % from peak to trough). The mean rate over whole periods equals the rate of a device
       that has settled.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
-    - ``anew_repeatability``: how much repeated runs differ if a rest of ``rest_seconds`` precedes each measurement of a
-      kernel; None: use the values of repeatability.csv.
+    - ``anew_repeatability``: how much repeated runs differ if the device rests for ``rest_seconds`` before each
+      measurement; None: use the values of repeatability.csv.
     - ``remark``: why rows in sustained cannot be trusted fully; empty if they can.
     """
 

@@ -68,23 +68,25 @@ class DType:
     - ``scaled_format``: the scales of quantized 8-bit or 4-bit values; None for values without scales. Each format is a
       separate dtype, because devices multiply formats with the same values at different speeds.
 
-    The table below derives each tolerance from rounding. "Largest seen" is the largest error in mamf's folder results/.
-    u is the unit roundoff, half the distance from 1 to the next number.
+    The table below derives each tolerance from rounding. u is the unit roundoff, half the distance from 1 to the next
+    number. "Largest seen" is the largest error of any log in mamf's folder results/.
 
     | operands | what is rounded | derivation | bound | largest seen |
     |---|---|---|---|---|
-    | bfloat16 | C, to 8 bits | u = 3.9e-3, twice, for partial sums that may be kept in bfloat16 | 8e-3 | 2.1e-3 |
-    | float16 | C, to 11 bits | u = 4.9e-4, twice, as for bfloat16 | 1e-3 | 2.5e-4 |
+    | bfloat16 | C, to 8 bits | 2 u, u = 3.9e-3: partial sums may be rounded to bfloat16 too | 8e-3 | 2.1e-3 |
+    | float16 | C, to 11 bits | 2 u, u = 4.9e-4, as for bfloat16 | 1e-3 | 2.5e-4 |
     | tf32 | A and B, to 11 bits | truncated, a loss of up to 2^-10 each, 6.3e-4 on average | 1.5e-3 | 8.3e-4 |
     | float32 | sums, u = 6e-8 | one after another: u sqrt(K / 6) = 6e-6 at K = 65536 | 1e-5 | 2.2e-6 |
     | float64 | sums, u = 1.1e-16 | u sqrt(K / 6), as for float32: 1.2e-14 at K = 65536 | 1e-13 | 4.2e-15 |
-    | 8 and 4 bits | C, to bfloat16; products are exact | u of bfloat16, 4e-3, exceeds 1e-3 for sums | 4e-3 | 1.9e-3 |
+    | 8 and 4 bits | C, to bfloat16; products are exact | u = 4e-3, more than the 1e-3 of the sums | 4e-3 | 1.9e-3 |
     | int8 | nothing | sums fit into int32 | 0 | 0 |
 
-    On an H200, 303x9048x11083 in bfloat16 has an error of 3.5e-3 with partial sums in bfloat16, which is torch's
-    default, and of 1.7e-3 with partial sums in float32. The tolerances also detect arithmetic that is less precise
-    than the dtype: operands rounded to bfloat16 cause errors of 2.1e-3 to 2.6e-3, too much for float16 and tf32. tf32
-    causes 3e-4, too much for float32, and float32 causes 1e-7, too much for float64.
+    On an H200, the bfloat16 matmul 303x9048x11083 has an error of 3.5e-3 if partial sums are kept in bfloat16, which
+    is torch's default, and of 1.7e-3 if they are kept in float32.
+
+    The tolerances also detect arithmetic that is less precise than the dtype. Operands rounded to bfloat16 cause errors
+    of 2.1e-3 to 2.6e-3, more than the tolerances of float16 and tf32. Arithmetic in tf32 causes an error of 3e-4, more
+    than the tolerance of float32. Arithmetic in float32 causes an error of 1e-7, more than the tolerance of float64.
     """
 
     name: str
@@ -110,11 +112,12 @@ _DTYPE_TABLE = (
     DType("fp8_rowwise", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, None))),
     DType("fp8_1x128_128x128", 1, "bfloat16", "fp8", 4e-3, ScaledFormat(Scaling(1, 128), Scaling(128, 128))),
     DType("fp8_1x128_1x128", 1, "bfloat16", "fp8", 4e-3, _make_equally_scaled_format(Scaling(1, 128))),
-    # OCP Microscaling Formats (MX) 1.0 have a power of two as the scale of 32 values, which are e4m3 or e2m1 numbers.
+    # In OCP Microscaling Formats (MX) 1.0, 32 values share one scale, which is a power of two. The values are e4m3
+    # (mxfp8) or e2m1 (mxfp4).
     DType("mxfp8", 1, "bfloat16", "mxfp8", 4e-3, _make_equally_scaled_format(Scaling(1, 32, "float8_e8m0fnu"))),
     DType("mxfp4", 1, "bfloat16", "mxfp4", 4e-3, _make_equally_scaled_format(Scaling(1, 32, "float8_e8m0fnu"), 2)),
-    # NVIDIA's NVFP4 has an e4m3 number as the scale of 16 values. mamf leaves its additional scale of the whole tensor
-    # at 1, the default of the libraries.
+    # In NVIDIA's NVFP4, 16 values share one scale, which is an e4m3 number. The format also has one scale for the whole
+    # tensor. mamf leaves that scale at 1, the default of the libraries.
     DType("nvfp4", 1, "bfloat16", "nvfp4", 4e-3, _make_equally_scaled_format(Scaling(1, 16, "float8_e4m3fn"), 2)),
     # int32 is only a dtype of outputs, and uint8 only of packed memory: no kernel takes them as operands.
     DType("int32", 4, "int32", "int32", 0.0),
@@ -143,8 +146,9 @@ DTYPE_ALIASES = {
     "e5m2": "float8_e5m2",
 }
 
-# How large an error the rounding of the output can cause, by output dtype, for operands of at most 8 bits. For bfloat16
-# it is u, the unit roundoff. For 8-bit floats it is 1.4 times u / sqrt(3), the largest root mean square of rounding.
+# The largest error that rounding the output can cause, by output dtype, for operands of at most 8 bits. For bfloat16
+# the bound is the unit roundoff u. For 8-bit floats the bound is 1.4 times u / sqrt(3), and u / sqrt(3) is the largest
+# possible root mean square of the relative rounding error.
 _OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
 # The largest error that sums of 8-bit products may have. Most devices keep these sums in float32. Hopper keeps them in
 # 14 bits, and periodically adds them to a float32.
@@ -153,7 +157,8 @@ _PARTIAL_SUM_ERROR_BOUND = 1e-3
 # measured error is 4.7e-3 at K = 20480, and grows with K.
 _FAST_ACCUMULATION_ERROR_BOUND = 1e-2
 # How far the slope (see ``compute_slope_tolerance``) may deviate from 1. A result that is 1.002 times the reference
-# must count as wrong, so the bound is half of 0.002. It exceeds the effect of truncated tf32 operands (6.3e-4).
+# must count as wrong, so the bound is 0.001, half of that deviation. Truncated tf32 operands cause a deviation of only
+# 6.3e-4, so they count as correct.
 _SLOPE_ERROR_BOUND = 1e-3
 
 
@@ -186,6 +191,7 @@ def compute_error_tolerance(dtype: str, out_dtype: str, fast_accumulation: bool)
 def compute_slope_tolerance(dtype: str, fast_accumulation: bool) -> float:
     """Return how far <C, reference> / <reference, reference> may be from 1 for a correct C.
 
-    Rounding to nearest does not change this ratio. Truncation of tf32 operands or of fast partial sums does.
+    Rounding to nearest does not change this ratio. Truncating tf32 operands changes it, and so does truncating partial
+    sums with fast accumulation.
     """
     return _FAST_ACCUMULATION_ERROR_BOUND if fast_accumulation else min(_SLOPE_ERROR_BOUND, DTYPES[dtype].tolerance)

@@ -33,8 +33,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: The field ``reason`` of a failed row begins with one of these texts if the row's launch crashed the process, made the
-#: device unusable, or crashed the process three times.
+#: The beginnings of the field ``reason`` in a failed row. In this order: the row's launch crashed the process, the
+#: launch made the device unusable, or mamf skipped the launch because its kernel had already ended the process three
+#: times.
 CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON = (
     "crashed the process",
     "lost the device",
@@ -152,8 +153,8 @@ class RunInterrupted(KeyboardInterrupt):
     """
 
 
-#: The exceptions that end a run wherever they are raised. While the command line handles signals, it replaces
-#: KeyboardInterrupt in this list by RunInterrupted.
+#: The exceptions that end a run wherever they are raised. While the command line handles signals, this list contains
+#: RunInterrupted instead of KeyboardInterrupt.
 RUN_ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
@@ -196,8 +197,8 @@ _MAX_SHOWN_CHARACTERS = 24
 
 
 def require_whole_number(label: str, value: object, minimum: int = 1, maximum: int = MAX_SIZE) -> int:
-    """Return ``value``, an int of Python or numpy, as an int. Raises UsageError if ``value`` has another type or is not
-    within the bounds.
+    """Return ``value``, a Python or numpy integer, as a Python int. Raises UsageError if ``value`` has another type or
+    is not within the bounds.
     """
     if type(value) is not int:
         try:

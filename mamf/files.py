@@ -18,7 +18,7 @@ from pathlib import Path
 from mamf.errors import MamfError, RunLogWriteError, UsageError
 
 _WRITE_BUFFER_BYTES = 1 << 20
-#: The errno values of errors of the disk. The user cannot fix these errors by choosing another file name.
+#: The errno values of disk errors, which the user cannot fix by choosing another file name.
 _DISK_ERROR_NUMBERS = {errno.ENOSPC, errno.EFBIG, errno.EIO, getattr(errno, "EDQUOT", errno.ENOSPC)}
 
 FileContent = str | bytes | Iterable[str]

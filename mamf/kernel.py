@@ -119,8 +119,8 @@ DATA_CHOICES = ("normal", "uniform", "zeros", "integers")
 #: All distributions of the operands' values. ``wide`` multiplies normal values by random powers of two from 2^-10 to
 #: 2^2, so that the sums of a matmul have small and large terms.
 ALL_DATA_CHOICES = (*DATA_CHOICES, "wide")
-# Use at most 64 operand sets, even if all of them fit in the cache. If 64 sets fit, each set is so small that reading
-# it does not limit the speed of a launch, from the cache or from memory.
+# Use at most 64 operand sets, even if all of them fit in the cache. If 64 sets fit, each set is so small that a launch
+# takes equally long whether it reads the set from the cache or from memory.
 MAX_OPERAND_SETS = 64
 # The start of each operand set is aligned to a multiple of this number of elements.
 _SET_ALIGNMENT_ELEMENTS = 256
@@ -172,8 +172,8 @@ class Problem(Protocol):
         """Return the sizes and dtypes of the device buffers of all operand sets, by the name of the operand."""
 
     def count_bytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the total size of the operands in bytes. From it mamf computes how many sets are larger than the
-        cache.
+        """Return the total size of the operands in bytes. From this size, mamf computes how many sets are needed to
+        exceed the cache.
         """
 
 
@@ -370,7 +370,7 @@ def explain_unsupported(kernel: AnyKernel, backend: Backend, problem: Any, shape
 def choose_operand_set_count(problem: Problem, shape: object, cache_bytes: int | None) -> int:
     """Return how many operand sets fill twice the cache, but at least 3 and at most 64.
 
-    ``cache_bytes``: the size of the last-level cache in bytes; None if unknown, for which the result is 3.
+    ``cache_bytes``: the size of the last-level cache in bytes. If this size is None (unknown), return 3.
     """
     return (
         3 if not cache_bytes else min(MAX_OPERAND_SETS, max(3, math.ceil(2 * cache_bytes / problem.count_bytes(shape))))

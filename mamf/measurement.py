@@ -2,10 +2,10 @@
 and correct timed launches for the time that a backend's device timer adds to them.
 
 The time that the timer adds was measured by comparison with the vendor's profiler (timers.csv). This *overhead* is
-estimated in each process and subtracted from each launch. How much it varies between processes is part of the repeat
-interval (the 95 % interval for the result of one more run). The timer's *accuracy* is the error that remains after the
-subtraction, because the overhead depends on the kernel: 1.0 us or 0.5 % on NVIDIA, whichever is larger. All repeated
-runs share this error, so repeat intervals do not include it.
+estimated in each process and subtracted from each launch. The overhead varies between processes, and the repeat
+interval (the 95 % interval for the result of one more run) includes this variation. The timer's *accuracy* is the error
+that remains after the subtraction, because the overhead depends on the kernel: 1.0 us or 0.5 % on NVIDIA, whichever is
+larger. All repeated runs share this error, so repeat intervals do not include it.
 """
 
 from __future__ import annotations
@@ -88,9 +88,10 @@ def is_plausible_overhead(backend: str, overhead_seconds: float) -> bool:
 
 
 def choose_timer_overhead(backend: str, estimated_seconds: float | None) -> TimerOverhead:
-    """Return the timer overhead to subtract from each launch: the backend's ``estimated_seconds`` if it is plausible,
-    else the typical overhead of the backend's timer, or 0 if that is unknown. The overhead is rounded to the
-    nanosecond, like logged samples.
+    """Choose the timer overhead to subtract from each launch, rounded to the nanosecond like logged samples.
+
+    This is ``estimated_seconds``, the estimate of the backend, if it is plausible. Otherwise it is the typical overhead
+    of the backend's timer. It is 0 if there is no estimate, or if the typical overhead is unknown.
     """
     timer = find_timer_calibration(backend)
     # If the timer was never compared with a profiler, treat a slightly negative estimate as 0, because it is noise.
@@ -107,15 +108,16 @@ def choose_timer_overhead(backend: str, estimated_seconds: float | None) -> Time
 
 
 def compute_relative_timing_error(error_seconds: float, seconds: float) -> float:
-    """Return the timing error of a launch that takes ``seconds``, as a share of that time. ``error_seconds``: the error
-    of the timer in seconds; 0 if it is unknown, for which the result is 0.
+    """Return the timing error of a launch that takes ``seconds``, as a share of that time.
+
+    ``error_seconds``: the error of the timer in seconds, or 0 if the error is unknown. The result is then 0 too.
     """
     return max(error_seconds / seconds, _MIN_RELATIVE_TIMING_ERROR) if error_seconds else 0.0
 
 
 def subtract_timer_overhead(event_seconds: float, overhead_seconds: float) -> float:
     """Return the seconds of a launch: the time between the events around the launch, minus the timer's overhead. The
-    result is at least half of ``event_seconds``, because the timer is too inaccurate for shorter launches.
+    result is at least half of ``event_seconds``, because a smaller difference would be too inaccurate.
     """
     return max(event_seconds - overhead_seconds, event_seconds / 2)
 
@@ -138,17 +140,18 @@ class NotebookTable:
 MeasurementStatus = Literal["ok", "out_of_memory", "unsupported", "wrong_result", "implausible", "failed"]
 #: FLOP/s in one TFLOPS, and bytes/s in one TB/s.
 TERA = 1e12
-#: Keys of ``Measurement.details``, in this order: where the output is wrong, the number of launches whose output was
-#: verified, the number of verified output values, and the largest allowed error.
+#: Keys of ``Measurement.details``. WRONG_TILES_KEY: where the output is wrong. CHECKED_LAUNCHES_KEY: the number of
+#: launches whose output was verified. CHECKED_VALUES_KEY: the number of verified output values. ERROR_BOUND_KEY: the
+#: largest allowed error.
 WRONG_TILES_KEY, CHECKED_LAUNCHES_KEY, CHECKED_VALUES_KEY, ERROR_BOUND_KEY = (
     "wrong tiles",
     "checked launches",
     "checked values",
     "bound",
 )
-#: Keys of ``Measurement.details``. DIFFERENT_BITS_KEY: the number of launches whose output differs bitwise from that of
-#: the first launch; only for kernels whose output may differ between launches. LOST_NAN_KEY: the number of outputs that
-#: miss an operand's NaN.
+#: Keys of ``Measurement.details``. DIFFERENT_BITS_KEY: the number of launches whose output is not bitwise equal to the
+#: output of the first launch; only for kernels whose output may differ between launches. LOST_NAN_KEY: the number of
+#: output values that should be NaN, because an operand is NaN, but are finite.
 DIFFERENT_BITS_KEY, LOST_NAN_KEY = "other bits", "lost NaN"
 #: The label of idle time, when the device runs no kernel, in a breakdown of a launch's time.
 IDLE_LABEL = "idle"
@@ -166,14 +169,15 @@ def group_pairs(pairs: Iterable[tuple[KeyT, ItemT]]) -> dict[KeyT, list[ItemT]]:
 class Conditions:
     """The clock, power and temperature of a device while mamf took samples. None: the value could not be read.
 
-    - ``clock_hz``: the clock that the driver requests, as its sensors report it.
+    - ``clock_hz``: the clock that the driver reports. It is the requested clock, which may differ from
+      ``true_clock_hz``.
     - ``watts``, ``celsius``: the power draw and the temperature.
     - ``throttle_reasons``: the reasons that the driver gave for lowering the clock.
     - ``throttle_shares``: the share of sensor readings with each throttle reason; only for single measurements.
-    - ``true_clock_hz``: the mean clock of the compute units during launches, from stamps of a clock counter that a
-      kernel reads on the device.
-    - ``cycles_used``: the share of the compute units' cycles, at ``true_clock_hz``, that the measured rate needs
-      (mamf.plausibility).
+    - ``true_clock_hz``: the mean clock of the compute units during launches. A kernel on the device measures it with a
+      clock counter.
+    - ``cycles_used``: the measured rate, as a share of the rate that the compute units would reach if they worked in
+      every cycle at ``true_clock_hz`` (mamf.plausibility).
     """
 
     clock_hz: float | None = None
@@ -204,7 +208,7 @@ class Measurement(NotebookTable):
     - ``peak_memory_bytes``: the memory that a launch needs for operands, saved tensors and allocations (attention and
       models only). ``peak_reserved_bytes``: memory that the process has reserved on the device, including unused blocks
       of its allocator (models only).
-    - ``repeatability``: how much repeated runs differ; None if unknown, and in converted logs.
+    - ``repeatability``: how much the results of repeated runs differ; None if this is unknown, as in converted logs.
     - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: the
       speed of that device relative to the run's first device, from a shape that both measured; None if unknown
       (mamf.logs.run_log). ``device_speed_half_width``: half the width of the interval of ``device_speed``, as a share
@@ -370,9 +374,10 @@ class Measurement(NotebookTable):
 
     @property
     def accuracy(self) -> float:
-        """The timing error of this row as a share of ``seconds``; 0 if unknown. All repeated runs have the same error,
-        so ``interval`` does not include it. Comparisons with another instrument, or with launches of another length,
-        must include it.
+        """The timing error of this row as a share of ``seconds``; 0 if unknown.
+
+        ``interval`` does not include this error, because the error is the same in all repeated runs. Include it when
+        you compare the row with another instrument, or with launches of another length.
         """
         return compute_relative_timing_error(self.timer_accuracy, self.seconds)
 
@@ -399,7 +404,7 @@ _FAST_ACCUMULATION_LABEL = "fast accumulation"
 class Rate:
     """The FLOP or bytes per second that a device reaches, and the source of that figure.
 
-    - ``rate``: the figure in ``unit``, which is TFLOPS (1e12 FLOP/s; int8: operations) or TB/s.
+    - ``rate``: the rate in ``unit``, which is TFLOPS (1e12 FLOP/s, or 1e12 operations/s for int8) or TB/s.
     - ``interval``: the 95 % repeat interval of ``rate``, in ``unit``; None for a datasheet or a published figure.
     - ``dtype``: the dtype as ``label_dtype`` formats it, including an unusual output dtype.
     - ``regime``: ``burst`` or ``sustained``; None for a datasheet or a published figure.
@@ -441,8 +446,8 @@ RatesByDtypeAndRegime = Mapping[tuple[str, str], Rate]
 
 
 def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -> RateT | None:
-    """Return the rate of a dtype in a regime, or None if ``rates`` has no such rate. Prefer a rate without fast
-    accumulation to a rate with fast accumulation. Ignore rates with an unusual output dtype.
+    """Return the rate of a dtype in a regime, or None if ``rates`` has none. Return a rate with fast accumulation only
+    if there is no rate without it. Ignore rates with an unusual output dtype.
     """
     return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION_LABEL}", regime))
 

@@ -2,12 +2,12 @@
 whether its rate counts FLOP or bytes.
 
 An operation is one folder (or one third-party module) and one entry point in the group ``mamf.operations``. It supplies
-what the engine, logs and reports need; its problems define the work of a launch, and its kernels do that work.
+what the engine, logs and reports need. Its kernels do the work of a launch.
 
-A problem contains everything that defines the work except the shape, for example the dtype. The parameters of an
-operation are the sizes of its shapes and the fields of its problems. Each parameter is a field of a dataclass. mamf
-makes command-line options, keywords of the Python API and their help from the type of the field, its default and the
-metadata that ``describe`` adds.
+A shape and a problem together define the work of a launch: the shape contains the sizes, and the problem contains
+everything else, such as the dtype. The parameters of an operation are the fields of its shapes and problems, which are
+dataclasses. mamf makes command-line options, keywords of the Python API and their help from the type of each field, its
+default and the metadata that ``describe`` adds.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Parameter:
     - ``keyword``: the name of its option and of its keyword in the API, if that differs from ``name``. It is a plural
       if the option takes several values.
     - ``metavar``: the placeholder of a value in help.
-    - ``parse_text``: parses a value from text; None parses it by its type.
+    - ``parse_text``: the function that converts text to a value; None: convert the text according to ``value_type``.
     - ``has_range``: whether it also has an option ``--NAME-range START STOP STEP``.
     - ``is_rare``: whether only --help-all shows its option.
     """
@@ -109,7 +109,7 @@ class Parameter:
         return value
 
     def parse_values(self, values: Any) -> tuple[Any, ...]:
-        """Convert one value or several, each given as text or already converted. Raises UsageError for invalid text."""
+        """Return one or several values as a tuple. Convert those that are text. Raises UsageError for invalid text."""
         values = values if isinstance(values, Iterable) and not isinstance(values, str) else (values,)
         return tuple(self.parse(str(value)) if self.parse_text or isinstance(value, str) else value for value in values)
 
@@ -182,7 +182,7 @@ def yield_combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Return the sizes from START up to, but not including, STOP. If START is 0, begin at STEP: no dimension is 0.
+    """Return the sizes from START up to, but not including, STOP. If START is 0, begin at STEP, because no size is 0.
 
     Raises UsageError if the step is less than 1, the start is negative or the range is empty.
 
@@ -230,12 +230,12 @@ class Preset(Generic[ShapeT]):
     """A named selection of well-known shapes and problems, such as the layers of a model.
 
     - ``shapes``: whole shapes, each with a label, such as the layer of a model.
-    - ``sizes``: a list of values for each size, by name, instead of ``shapes``. mamf measures every combination. Sizes
-      that the user gives replace these values.
+    - ``sizes``: used instead of ``shapes``: the values of each size, by name. mamf measures every combination. If the
+      user gives values for a size, they replace the values of the preset.
     - ``fields``: a list of values for each field of the problem, by name. mamf measures every combination.
     - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
-    - ``adjustable_sizes``: names of the sizes from which the preset chose its whole shapes. The user may set only these
-      sizes.
+    - ``adjustable_sizes``: names of the sizes that the user may set if the preset has ``shapes``, because the preset
+      computes its shapes from these sizes.
     """
 
     shapes: Mapping[ShapeT, str] = field(default_factory=dict)
@@ -264,11 +264,12 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     axis_label: ClassVar[str] = "size"
     #: The command that measures many shapes of the operation, if that is not ``mamf sweep --operation NAME``.
     command_name: ClassVar[str] = ""
-    #: What each line represents in the chart of a sweep (measurements of many shapes): ``kernels``, ``shapes`` of one
-    #: kernel, sequence ``lengths``, ``caches`` of several lengths, or ``phases`` of a training step.
+    #: What the chart of a sweep (measurements of many shapes) shows: rates by kernel (``kernels``), by matmul shape
+    #: (``shapes``), by sequence length (``lengths``) or cache length (``caches``), or parts of training steps
+    #: (``phases``).
     chart: ClassVar[str] = "kernels"
-    #: Whether a sweep compares all kernels on each shape. If not, it measures one kernel (by default the usual one for
-    #: the dtype), and uses the kernel's fastest algorithm for each shape.
+    #: Whether a sweep measures all kernels on each shape. If not, it measures one kernel, by default the usual kernel
+    #: for the dtype, and uses the kernel's fastest algorithm for each shape.
     compares_kernels: ClassVar[bool] = True
     #: Whether the highest measured rate of the operation is the compute limit of a device in rooflines. Reports then
     #: show the rates of other operations as shares of this limit.
@@ -284,8 +285,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure the operation, and the default one.
     regimes: ClassVar[tuple[str, ...]] = COMMON_REGIMES
     default_regime: ClassVar[str] = BURST
-    #: Whether the FLOP are those of a whole model. Reports then show two shares: MFU (model FLOPs utilization) is the
-    #: rate divided by the datasheet's peak, and MAMFU is the rate divided by the highest measured matmul rate.
+    #: Whether the rate counts the FLOP of a whole model. Reports then show MFU (model FLOPs utilization, the rate
+    #: divided by the datasheet's peak) and MAMFU (the rate divided by the highest measured matmul rate).
     counts_model_flop: ClassVar[bool] = False
     #: Whether reports rank the operation's kernels separately for each shape, not over all shapes of a problem.
     ranks_by_shape: ClassVar[bool] = False
@@ -301,7 +302,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether a launch returns or writes tensors, which another process can check.
     returns_tensors: ClassVar[bool] = False
-    #: The names of the kernels that approximate. They are listed here because reading a log must not import kernels.
+    #: The names of the kernels with approximate results, for code that reads logs, which must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -459,15 +460,14 @@ def make_operation_plan(
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
-# Draw each random size between 1 and 4 times the value that all sizes would have if they were equal. Make each size a
-# multiple of one of _SIZE_MULTIPLES, so that some sizes are aligned. Give up after 1000 attempts.
+# A random size is at most _MAX_SIZE_RATIO times the largest geometric mean that the sizes may have. It is a multiple of
+# one of _SIZE_MULTIPLES, so that some sizes are aligned. Drawing stops after _MAX_DRAW_ATTEMPTS failed attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
 def draw_sizes(chooser: random.Random, count: int, multiply_adds: range, fixed_product: int = 1) -> list[int]:
-    """Draw ``count`` random sizes of a shape, aligned or unaligned, similar or very different. Their product times
-    ``fixed_product`` is the number of multiply-adds of a launch, and is in the range ``multiply_adds``. If no attempt
-    succeeds, return sizes of 1.
+    """Draw ``count`` random sizes of a shape, some of them aligned. Their product times ``fixed_product`` is the number
+    of multiply-adds of a launch, which is in the range ``multiply_adds``. If no attempt succeeds, return sizes of 1.
     """
     max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (multiply_adds[-1] / fixed_product) ** (1 / count)))
     for _ in range(_MAX_DRAW_ATTEMPTS):
@@ -479,7 +479,7 @@ def draw_sizes(chooser: random.Random, count: int, multiply_adds: range, fixed_p
 
 
 class FlopOperation(Operation[ProblemT, ShapeT]):
-    """An operation whose rate counts FLOP, so that the device's peak for the dtype limits it."""
+    """An operation whose rate counts FLOP. The device's peak for the dtype limits this rate."""
 
     def find_max_possible_rate(self, info: DeviceInfo, problem: ProblemT, shape: ShapeT | None = None) -> float | None:
         return compute_max_flops(info, problem.dtype)

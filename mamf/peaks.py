@@ -1,11 +1,11 @@
-"""Look up the rates that ship with this package: dense peaks and bandwidths from datasheets (peaks.csv), the names that
-drivers and people use for these devices (device_names.csv), and confirmed ceilings from results/ (contributed.csv). A
-ceiling is the highest rate that mamf measured on a device.
+"""Look up data that ships with this package: dense peaks and bandwidths from datasheets (peaks.csv), the names of
+devices (device_names.csv), and confirmed ceilings from results/ (contributed.csv). A ceiling is the highest rate that
+mamf measured on a device.
 
-The first row of peaks.csv whose pattern matches the name of a device says which model it is. A device without a row has
-no peak. The column ``verified`` says which figures of a row were checked against a source: ``yes`` (all), ``flops``
-(not the bandwidth) or ``no`` (none). Reports mark unverified figures, and mamf never rejects a measurement because of
-them.
+To find the model of a device, mamf uses the first row of peaks.csv whose pattern matches the device's name. If no row
+matches, the device has no known peak. The column ``verified`` says which figures of a row were checked against a
+source: ``yes`` (all), ``flops`` (not the bandwidth) or ``no`` (none). Reports mark unverified figures, and mamf never
+rejects a measurement because of them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ READ_CLOCK_HEADROOM, FALLING_CLOCK_HEADROOM = 1.02, 1.10
 _BOUNDING_DTYPES = {"fp64": "fp32"}
 # The FLOP per cycle of a compute unit are a multiple of 16. Rounding in a datasheet may shift them by up to 0.5 %.
 _FLOP_PER_CYCLE_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
-# No CPU core exceeds these FLOP per cycle and this clock. Two 512-bit FMA units do 32 FLOP per cycle in float64 and 64
-# in float32. Matrix units (Intel's AMX, with 1024 multiply-adds, and Apple's) do up to 256 in float32 and 2048 in
-# narrower dtypes.
+# Upper limits for any CPU core: the FLOP per cycle, by dtype, and the clock. Two 512-bit FMA units do 32 FLOP per cycle
+# in float64 and 64 in float32. Matrix units (Intel's AMX and Apple's) do up to 256 in float32, 4096 in int8 and 2048 in
+# other narrow dtypes.
 _MAX_CORE_FLOP_PER_CYCLE = {"float64": 64, "float32": 256, "int8": 4096}
 _MAX_CORE_FLOP_PER_CYCLE_OF_NARROW_DTYPES = 2048
 _MAX_CORE_HZ = 7e9
@@ -176,11 +176,11 @@ def compute_max_flops_at_clock(
     row; None if no verified peak with a clock is listed. ``may_clock_fall``: whether the clock may have fallen during
     the row, as it does in a burst at the power limit.
 
-    The headroom comes from the 31,256 rows in ``results/`` that this function could judge on 2026-11-24. All but two
-    reach at most 99.7 % of peak x clock / datasheet's clock, and clocks are read in steps of less than 2 %. The other
-    two are float64 bursts at the power limit of an H100, which reach 102.1 and 105.1 %: if the clock falls during a
-    burst, the median reading is lower than the clock of most launches. For such bursts the headroom is twice the
-    largest excess.
+    The headroom is based on 31,256 rows in ``results/``. All but two reach at most 99.7 % of the peak at the clock that
+    was read. Clocks are read in steps of less than 2 %, so READ_CLOCK_HEADROOM is 1.02. The other two rows are float64
+    bursts of an H100 at its power limit, which exceed the peak by 2.1 and 5.1 %. The clock fell during these bursts, so
+    the median reading is lower than the clock of most launches. FALLING_CLOCK_HEADROOM allows about twice the larger
+    excess.
     """
     peak = _find_bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
@@ -190,8 +190,10 @@ def compute_max_flops_at_clock(
 
 
 def find_device_by_misspelled_name(device_name: str) -> str | None:
-    """Return the device of peaks.csv that a misspelled device name probably means: its pattern matches the name only if
-    case and repeated blanks are ignored. Return None if the name is not misspelled, or if no pattern matches it.
+    """Return the device of peaks.csv whose pattern matches a name only if case and repeated blanks are ignored.
+
+    The name is then probably a misspelled name of this device. Return None if a pattern matches the name as it is, or
+    if no pattern matches.
     """
     return (
         None
@@ -202,8 +204,8 @@ def find_device_by_misspelled_name(device_name: str) -> str | None:
 
 def find_device_by_pattern(device_name: str, *, must_name_suffice: bool = False) -> str | None:
     """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if no
-    pattern matches, or for a shared card. ``must_name_suffice``: ignore devices that mamf cannot recognize by the name
-    without the number of compute units.
+    pattern matches, or for a shared card. ``must_name_suffice``: ignore devices for which mamf needs the number of
+    compute units too, because other devices have the same name.
     """
     spaced_name = " ".join(device_name.split())
     rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
@@ -217,8 +219,8 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
     """Return the verified peak that no rate in a dtype can exceed: the peak of the dtype itself, or else that of a
     dtype that is never slower. None if neither is listed.
 
-    In fp16 and fp8, consumer boards are twice as fast with 16-bit accumulation, which a global flag of torch enables.
-    Therefore the higher of the two peaks is the bound.
+    In fp16 and fp8, consumer cards are twice as fast if they accumulate in 16 bits. A global flag of torch may have
+    enabled this, so return the peak with 16-bit accumulation if it is listed and higher.
     """
     peak_name, rows = DTYPES[dtype].peak_name, _find_device_rows(info.name, info.compute_units)
     for name in (peak_name, _BOUNDING_DTYPES.get(peak_name, peak_name)):
@@ -326,8 +328,8 @@ class ContributedRate(Rate):
     - ``compute_units``, ``power_limit_watts``: properties of the device; None if the vendor's libraries did not report
       them.
     - ``shapes``: the fastest shapes that ``mamf find`` runs found on devices of this model, fastest first.
-    - ``kernel``: the winner of the fastest ``mamf find`` run that compared several kernels; empty if no run compared
-      kernels.
+    - ``kernel``: the fastest kernel in the fastest ``mamf find`` run that tried several kernels; empty if there is no
+      such run.
     - ``card_count``: the number of cards measured.
     - ``lowest_rate``: the ceiling of the slowest of these cards, in TFLOPS.
     - ``software``: the versions of torch, the vendor's libraries and the driver.

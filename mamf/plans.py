@@ -105,8 +105,8 @@ class SweepOptions:
       device, and on each device of a shared run to compare the devices.
     - ``warmup_launches``, ``timed_launches``: the numbers of launches before and in the timed loop of the regime
       classic.
-    - ``ranks``: the number of processes that share the run; 0: the run is not shared. Each process has its own log, and
-      measures every ``ranks``-th shape, beginning with shape number ``rank``.
+    - ``ranks``: the number of processes that divide the shapes among themselves; 0 if one process measures all shapes.
+      Process ``rank`` measures the shapes rank, rank + ranks, rank + 2 * ranks and so on, and writes its own log.
     """
 
     order: str = GIVEN_ORDER
@@ -149,8 +149,8 @@ class Claim:
       from a text, the interval is the range of numbers that round to this rate.
     - ``error``: how much the rate differs between runs; None if unknown.
     - ``clock_hz``: the clock that was read during the measurement.
-    - ``cycles_used``: for a rate of another card, the share of the compute units' cycles that the kernel used
-      (mamf.plausibility). mamf compares this share instead of the rate.
+    - ``cycles_used``: only if the rate was measured on another card: the share of the compute units' cycles that the
+      kernel used there (see mamf.plausibility). mamf compares this share instead of the rate.
 
     Raises UsageError for an unknown regime or an invalid interval.
     """
@@ -175,9 +175,12 @@ class Claim:
 
 @dataclass(frozen=True)
 class ReproduceOptions:
-    """The options of ``mamf reproduce``, which measures claimed rates again. ``source``: the log or table of the
-    claims. ``recorded``: what the source says about device and software. ``chosen_from``: the claims are the fastest of
-    this many rows. ``tolerance``: the relative difference up to which two rates count as equal.
+    """The options of ``mamf reproduce``, which measures claimed rates again.
+
+    - ``source``: the log or table that states the claims.
+    - ``recorded``: the device and the software that the source states, as pairs of name and value.
+    - ``chosen_from``: the number of rows from which the claims were chosen, as the fastest ones.
+    - ``tolerance``: the relative difference up to which two rates count as equal.
     """
 
     claims: tuple[Claim, ...]
@@ -189,10 +192,13 @@ class ReproduceOptions:
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """The options of ``mamf verify``, which verifies results on random problems. ``number``: verify only the problem
-    with this number, counted from 1; 0 means to verify all problems in order. ``operations``: the operations of the
-    kernels. The shape of the plan sets the maximum FLOP of a problem, and the problems of the plan say which dtypes and
-    seed to use.
+    """The options of ``mamf verify``, which verifies results on random problems.
+
+    - ``number``: verify only the problem with this number, counted from 1; 0 means to verify all problems in order.
+    - ``operations``: the operations of the kernels.
+
+    The plan's own shape and problems are not run. The FLOP of the shape are the maximum for a random problem, and the
+    problems give the dtypes and the seed.
     """
 
     number: int = 0
@@ -207,7 +213,7 @@ class Plan:
     """All parameters of a run, stored in its log so that the run can be resumed. Raises UsageError for invalid values.
 
     - ``kernels``: the names by which the user requested kernels; ``package.module:Class`` for an unregistered kernel.
-    - ``precision``: mamf measures a row until the 95 % interval of its rate is within plus or minus this share.
+    - ``precision``: mamf measures a row until the 95 % interval of its rate extends at most this share above and below.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
     - ``clock``: the rows whose true clock is measured, one of CLOCK_CHOICES.

@@ -66,9 +66,9 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
     """Explain why a row's rate is higher than its clock allows. Return None if the rate is not too high, or if the
     clock is not known well enough.
 
-    The clock is not known well enough in classic, because classic reads it outside its loop of launches; and on a
-    device that is throttled for a reason other than power, because such a device switches between clocks faster than
-    mamf reads its sensors, so all readings may be of the lower clock.
+    The clock is not known well enough in two cases. In the regime classic, mamf reads the clock only outside the loop
+    of launches. On a device that is throttled for a reason other than power, the clock changes faster than mamf reads
+    it, so all readings may be of the lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
     # Use the lower clock: in burst, the true clock of the compute units is far below the clock that the sensors report.
@@ -87,9 +87,10 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
 
 
 def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
-    """Explain why the timer of an accelerator without a known peak may have missed launches; return None if it probably
-    did not. ``possible``: the row's possible samples, in seconds. A sample is suspect if it is far shorter than the
-    median.
+    """Explain why a row's samples suggest that the timer of an accelerator missed launches. Return None if they do not.
+
+    Call this only if the peak of the accelerator is not known. ``possible``: the row's possible samples, in seconds. A
+    sample is suspect if it is far shorter than the median.
 
     mamf does not drop suspect samples, because it cannot know which samples are correct. A row that is ranked by its
     median or mean may have 10 % suspect samples. A row that is ranked by its fastest sample may have none. On a CPU,
@@ -120,9 +121,9 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     """Return the FLOP that one compute unit can do in a clock cycle with operands of ``dtype``, or None if unknown.
 
     The figures are from ``flop_per_cycle.csv``, which cites the architectures' whitepapers. The file leaves out
-    architectures whose products differ in the speed of a unit: GeForce cards have half the tensor rate of workstation
-    cards. For a device that the file leaves out, the result is the datasheet's peak divided by the datasheet's clock
-    and by the number of compute units.
+    architectures if the compute units of some products are faster than those of others. For example, GeForce cards have
+    half the tensor rate of workstation cards. For a device that the file leaves out, the result is the datasheet's peak
+    divided by the datasheet's clock and by the number of compute units.
     """
     known_dtype = DTYPES.get(dtype)
     if known_dtype is None:

@@ -1,22 +1,23 @@
-"""Measure from programs and notebooks: each call here does what a command of the command line does.
+"""Measure from programs and notebooks. Each function here does the same as one mamf command.
 
 Every call yields its rows as they are measured, can be interrupted at any moment, and writes a run log if ``log`` names
 a file. All calls share these options; the first four take one value or several:
 
-- ``dtype``: the dtype of the operands, by default that of the device (bfloat16 on accelerators).
+- ``dtype``: the dtype of the operands. The default is the device's default dtype (bfloat16 on accelerators).
 - ``problem``: a whole problem in place of a dtype, such as MatmulProblem or AttentionProblem.
 - ``kernel``: a name that ``mamf kernels`` lists, or ``package.module:Class``.
 - ``regime``: the kind of load on the device: ``burst`` (the default), ``sustained`` or, for matmul only, ``classic``.
 - ``backend``: a name that ``mamf backends`` lists, ``auto`` for the first accelerator, or an open backend. ``device``:
   the index of the device.
-- ``precision``: the half-width of the confidence interval at which mamf stops measuring a row, as a share of the rate.
-- ``clock``: the rows for which mamf also measures the clock during launches: ``best`` (the default), ``all`` or
-  ``none``.
-- ``budget_seconds``: the time limit of the whole call. The first row is always measured. The summary in the log has the
-  number of rows that were not measured.
+- ``precision``: mamf stops measuring a row when the confidence interval of the rate is within plus or minus this share
+  of the rate.
+- ``clock``: the rows for which mamf also measures the clock of the compute units, with additional launches: ``best``
+  (the default) for each row that is faster than all earlier ones, ``all`` or ``none``.
+- ``budget_seconds``: the time limit of the whole call. The first row is always measured. The summary in the log says
+  how many rows were not measured.
 - ``log``: the path of a new log. mamf writes each row to the log before the caller gets the row, and at the end a
-  summary of the run. If another program changes the file in between, mamf writes the whole log to another file, and a
-  LogChangedWarning names its path.
+  summary of the run. If another program changes the file during the run, mamf writes the whole log to another file, and
+  gives a LogChangedWarning with the path of that file.
 """
 
 from __future__ import annotations
@@ -110,11 +111,11 @@ def find(
     on_row: RowCallback | None = None,
     log: str | Path | None = None,
 ) -> Ceiling:
-    """Find the ceiling of the device, by default in burst: the highest rate of any shape, measured again to confirm it.
+    """Find the ceiling of the device: the highest rate that it reaches with any shape. The default regime is burst.
 
-    ``search`` takes the same keywords and describes them. ``on_row`` is called with each row. Afterwards ``mamf.peak``
-    returns this ceiling too. Raises the errors of ``search``, and DeviceError if the budget ends before a ceiling is
-    confirmed.
+    mamf measures the fastest shape again to confirm its rate. ``search`` takes the same keywords and describes them.
+    ``on_row`` is called with each row. Afterwards ``mamf.peak`` returns this ceiling too. Raises the errors of
+    ``search``, and DeviceError if the budget ends before a ceiling is confirmed.
 
     >>> mamf.find("bfloat16")
     Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
@@ -155,17 +156,19 @@ def search(
     quick: bool = False,
     log: str | Path | None = None,
 ) -> CeilingSearch:
-    """Return a search for the ceiling, which measures while you iterate over it and then has a ``ceiling``.
+    """Return a search for the ceiling. The search measures while you iterate over it. Afterwards its attribute
+    ``ceiling`` has the result.
 
     - ``dtype`` or ``problem``: a single value, because a search finds the ceiling of one problem.
     - ``kernel``: kernels to try. mamf looks for fast shapes with the first kernel. By default, all kernels except
-      kernels that compile for minutes.
+      those that take minutes to compile.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles.
     - ``quick``: measure each shape fewer times, and only with the kernel that is fastest in a short trial.
 
-    Raises UnavailableError, UnknownNameError or UnsupportedError before it measures, if it cannot measure the request.
+    Raises UnavailableError, UnknownNameError or UnsupportedError before the first measurement, if the requested device,
+    kernel or dtype cannot be measured.
 
     >>> search = mamf.search("bfloat16", log="search.jsonl")
     >>> sorted({row.phase for row in search})
@@ -195,7 +198,7 @@ def search(
 
 
 def _start_run(run: Run) -> Generator[Measurement, None, None]:
-    """Return an iterator that measures the run, and warn about problems of the machine that its log records."""
+    """Return an iterator that measures the run. Warn about the problems of the machine that the run's log records."""
     rows = run.yield_measurements()
     for finding in select_warnings(run.findings):
         warnings.warn(format_advice(finding), MamfWarning, stacklevel=4)
@@ -225,7 +228,7 @@ class CeilingSearch:
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
-        """The ceilings that the rows measured so far confirm, by regime."""
+        """The ceilings that have been confirmed so far, by regime."""
         return {regime: ceiling for (_, regime), ceiling in self._run.confirmed_ceilings.items()}
 
     @property
@@ -258,18 +261,20 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure the kernels of the operation with the name ``of`` on every shape. For matmul, measure only one kernel.
+    """Measure the kernels of one operation on every shape. For matmul, measure only one kernel.
 
+    - ``of``: the name of the operation, such as ``bandwidth``.
     - ``shapes``, ``problem``: shapes (also as text) and problems of this operation; by default, its default shapes and
       its default problem.
-    - ``parameters``: sizes and fields by the names of their options, measured in every combination:
-      ``seq_lens=[1024, 4096]``, ``direction=["fwd", "bwd"]``.
+    - ``parameters``: values for sizes of the shape and for fields of the problem, such as ``seq_lens=[1024, 4096]`` and
+      ``direction=["fwd", "bwd"]``. A keyword has the name of its command-line option. mamf measures every combination.
     - ``kernel``: names of kernels; by default, all available kernels.
     - ``regime``: burst by default, but sustained for models.
-    - ``ceilings``: ceilings by dtype and regime, such as ``matmul_ceilings`` of a log of ``mamf find``. Rows show
-      shares of these ceilings, and mamf measures the matmul of each ceiling again between the rows. If the kernel of a
-      matmul is not installed, mamf leaves this matmul out and gives a MamfWarning.
-    - ``ceiling_kernel``: kernels of the ceilings that are not installed, as ``package.module:Class``.
+    - ``ceilings``: a mapping from (dtype, regime) to a ceiling, such as ``matmul_ceilings`` of a log of ``mamf find``.
+      Rows show shares of these ceilings, and mamf measures the matmul of each ceiling again between the rows. If the
+      kernel of a matmul is not installed, mamf leaves this matmul out and gives a MamfWarning.
+    - ``ceiling_kernel``: if a ceiling was measured with a kernel that is not installed, name this kernel here as
+      ``package.module:Class``.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error becomes the
     status of a measurement.
@@ -341,7 +346,8 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
     """Measure attention kernels, in TFLOPS. ``options``: keyword arguments of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
-    causal); by default 16384 tokens in sequences of 512 or more. ``problem``: AttentionProblem, by default forward.
+    causal). The default shapes have 16384 tokens in total, in sequences of 512 or more. ``problem``: AttentionProblem,
+    by default forward.
 
     >>> for row in mamf.attention(["b1h16q4096k4096d128"], kernel="simulated-attention"):
     ...     print(row, f"{row.seconds * 1e3:.1f} ms")
@@ -354,8 +360,9 @@ def bandwidth(sizes: Iterable[BandwidthShape | str] | str | None = None, **optio
     """Measure the bandwidth of memory, in TB/s (1e12 bytes read plus written per second). ``options``: keyword
     arguments of ``measure_kernels``.
 
-    ``sizes``: sizes of each array, as BandwidthShape or text such as ``256MiB``; by default from sizes that fit in the
-    cache to half of the memory. ``problem``: BandwidthProblem with the pattern copy (default), read, write or triad.
+    ``sizes``: sizes of each array, as BandwidthShape or text such as ``256MiB``. The default sizes range from arrays
+    that fit in the cache to arrays that fill half of the memory. ``problem``: BandwidthProblem with the pattern copy
+    (default), read, write or triad.
 
     >>> for row in mamf.bandwidth(["1GiB"], problem=[mamf.BandwidthProblem("copy"), mamf.BandwidthProblem("read")]):
     ...     print(row.problem.pattern, row.shape, f"{row.best_rate:.1f} {row.work.unit}")
@@ -402,8 +409,8 @@ def make_problems_and_shapes(
     function_name: str,
     max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the given problems and shapes. If they are missing, make them from the given parameters and, for the other
-    parameters, the device's defaults.
+    """Return the problems and the shapes to measure. If the caller gave no problems or no shapes, make them from
+    ``parameters``. Parameters that are not given get the device's default values.
 
     ``shapes`` may be one text with several shapes. ``function_name``: the name of the API's function, for errors.
     ``max_values``: the maximum number of values of a field, or None for any number. Raises UsageError for values that

@@ -28,8 +28,9 @@ LogOrPath = RunLog | str | Path
 def read_log(path: str | Path) -> RunLog | FinderRun:
     """Read a log of any kind and schema. An imported run of mamf-finder is a FinderRun, which has no measurements.
 
-    A folder that ``--devices`` wrote is read as one run. The log of a killed run is read up to its last whole line, and
-    ``is_truncated`` is then true. Raises RunLogError, which names the first wrong line and says what is wrong with it.
+    If ``path`` is the folder of logs that a run with ``--devices`` wrote, read these logs as one run. The log of a
+    killed run is read up to its last whole line, and ``is_truncated`` is then true. Raises RunLogError, which names the
+    first wrong line and says what is wrong with it.
 
     >>> log = mamf.read_log("sweep.jsonl")
     >>> log
@@ -76,7 +77,7 @@ def compare(
     ['SAME', 'SAME']
     >>> comparison.rows()[0]["verdict"]
     'SAME'
-    >>> comparison.is_slower()  # true if a row, or all rows together, are slower; false alarms in at most 1 % of cases
+    >>> comparison.is_slower()  # True if one row, or all rows together, are slower; wrong in at most 1 % of comparisons
     False
     """
     sides = ([side] if isinstance(side, LogOrPath) else side for side in (a, b))
@@ -124,7 +125,8 @@ def import_logs(path: str | Path) -> list[FinderRun]:
 
 
 def write_imported(run: FinderRun, path: str | Path) -> None:
-    """Write an imported run as a run log of tier legacy, which ``read_log`` reads.
+    """Write an imported run as a run log, which ``read_log`` reads. The log has the tier
+    ``legacy``, because mamf did not measure the run.
 
     Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full.
 
@@ -137,9 +139,10 @@ def write_imported(run: FinderRun, path: str | Path) -> None:
 
 
 def check(path: str | Path) -> Review:
-    """Check a log against the rules of results/. Each finding names the broken rule and the line, and says what to do.
+    """Check a log against the rules for the logs in results/, to which users contribute. Each finding names the broken
+    rule and the line, and says what to do.
 
-    A fault of the file does not raise an error: it becomes a finding too.
+    If the file cannot be read as a log, a finding says why, and no error is raised.
 
     >>> review = mamf.check("sweep.jsonl")
     >>> review.is_rejected()

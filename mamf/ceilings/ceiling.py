@@ -1,10 +1,10 @@
 """Compute ceilings, and the share of a ceiling that a row (a measurement) reaches. A ceiling is the highest confirmed
 rate of a device for a dtype in a regime. This module computes everything from rows; it measures nothing.
 
-A search measures its candidates (shape and kernel) in rounds; each round measures every remaining candidate once. The
-rounds of the phase ``choose`` decide which candidate wins. The later rounds of the phase ``confirm`` measure the winner
-again, and only they give its rate: the highest of several noisy rates is biased upward (the winner's curse), but a new
-measurement of the winner is not.
+A candidate is a pair of a shape and a kernel. A search measures its candidates in rounds: in each round it measures
+once every candidate that it has not dropped. The rounds of the phase ``choose`` decide which candidate wins. The later
+rounds of the phase ``confirm`` measure the winner again, and only they give its rate: the highest of several noisy
+rates is biased upward (the winner's curse), but a new measurement of the winner is not.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
 # A candidate's rate becomes a ceiling only after at least this many confirming rounds have measured the candidate.
 MIN_CONFIRMING_ROUNDS = 3
-# If a visit (one measurement) is faster than the ceiling by this factor, the cause is not drift, because the speed of a
-# card changes by less than 2 % while the card warms up.
+# If a visit (one measurement) is more than this many times as fast as the ceiling, drift cannot be the reason: the
+# speed of a card changes by less than 2 % while the card warms up.
 _CLEARLY_FASTER_FACTOR = 1.1
 
 
@@ -69,13 +69,13 @@ class Ceiling(NotebookTable, Rate):
     - ``rate``: the rate over all confirming rounds, in TFLOPS or, if the operation counts bytes, in TB/s. In the regime
       burst it is the median over rounds; in the regime sustained, total work divided by total time.
     - ``interval``: the 95 % interval in which the rate of another run of the same kernel is expected.
-    - ``dtype``, ``unit``: derived from ``problem`` and ``shape``.
+    - ``dtype``, ``unit``: the dtype of ``problem`` and the unit of ``rate``. mamf derives both from the other fields.
     - ``rounds``: the number of confirming rounds that measured the winner.
     - ``tied``: the other candidates that, judging by the confirming rounds, may be as fast as the winner.
     - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the winning shape, as a
       share; None if the default kernel won or was not measured.
-    - ``repeatability``: the calibration (how much equal runs differ) from which the interval follows; None in logs that
-      were converted from an older version of mamf, where the interval follows only from the rounds.
+    - ``repeatability``: how much equal runs differ. mamf computes the interval from this value and the rounds. None in
+      logs converted from an older version of mamf: their interval is computed from the rounds only.
     """
 
     dtype: str = field(init=False)
@@ -162,8 +162,8 @@ def confirm_ceilings(
 def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
     """Return whether a visit (one measurement) of the ceiling's winner was clearly faster than the confirming rounds.
 
-    If so, another program probably used the device during the confirming rounds. A slower visit proves nothing, because
-    another program may have used the device during that visit. No log in results/ has a visit that is clearly faster.
+    If so, another program probably slowed the device down during the confirming rounds, so the rate of the ceiling is
+    too low. A visit that is slower than these rounds proves nothing: the program may have slowed down only that visit.
     """
     winner = (ceiling.problem, ceiling.regime, ceiling.shape, ceiling.kernel)
     winner_rates = (
@@ -173,7 +173,9 @@ def has_faster_visit(ceiling: Ceiling, rows: Iterable[Measurement]) -> bool:
 
 
 def explain_missing_ceiling(rows: Sequence[Measurement]) -> str | None:
-    """Return status and reason of the first row if all rows failed; None if a row succeeded or ``rows`` is empty."""
+    """Return the status of the first row and the reason why it failed, if all rows failed. Return None if a row
+    succeeded or ``rows`` is empty.
+    """
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
@@ -262,9 +264,10 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """Return the rate of one candidate over all rounds, in TFLOPS or TB/s, and the interval in which the rate of
     another run is expected.
 
-    The rate is the median of the rounds or, in regimes whose figure is a mean, total work divided by total time. The
-    interval follows from the calibration (how much equal runs differ) that the rounds recorded. Logs converted from an
-    older version of mamf have no calibration, so the interval follows from order statistics.
+    The rate is the median of the rounds. In regimes that report a mean, such as sustained, the rate is total work
+    divided by total time. The interval is computed from the calibration (how much equal runs differ) that the rounds
+    recorded. Logs converted from an older version of mamf have no calibration, so their rate is the median, and the
+    interval is computed from the sorted rates of the rounds.
     """
     repeatability = find_median_repeatability(rounds)
     if repeatability is None:
@@ -280,7 +283,9 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
 
 
 def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
-    """Compute the standard errors of the rate that ``combine_rounds`` returns, relative to the mean over all runs."""
+    """Compute how far the rate that ``combine_rounds`` returns may be from the mean rate of many runs, as relative
+    standard errors.
+    """
     return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 
 
@@ -305,7 +310,7 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
     """Return the calibration (how much equal runs differ) with the median run-to-run error among those that the rounds
     recorded. Return None if the rounds recorded no calibration.
 
-    The median is large enough, because a kernel whose speed varies between runs has a large error in most rounds.
+    If the speed of a kernel varies between runs, most rounds record a large error, so the median error is large too.
     """
     repeatabilities = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return repeatabilities[len(repeatabilities) // 2] if repeatabilities else None
@@ -385,8 +390,8 @@ def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -
 def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     """Return MAMFU: the rate of a row as a share of the ceiling for its dtype and regime.
 
-    Returns None if there is no such ceiling or its interval is unknown. If several devices shared the run, scale the
-    rate of the row to the speed of the first device, because the ceiling was measured on the first device.
+    Returns None if there is no such ceiling or its interval is unknown. If several devices measured the rows of a run,
+    use the rate that the row would have on the first device, because the ceiling was measured there.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not ceiling.interval.is_known:
@@ -468,5 +473,5 @@ def compute_share_of_known_ceiling(row: Measurement, known_ceilings: RatesByDtyp
 
 
 def mark_source_as_option(ceiling: Ceiling) -> Ceiling:
-    """Return a copy of a ceiling from a log that the user named with ``--ceiling``; its ``source`` says so."""
+    """Return a copy of a ceiling whose ``source`` says that the ceiling comes from a log given with ``--ceiling``."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

@@ -1,9 +1,9 @@
-"""Compute roofs, and the share of its roof that a row (a measurement) reaches. A roof is the highest rate that the
-ceilings of a device allow for the work of a row.
+"""Compute the roof of each row (a measurement), and the share of the roof that the row reaches. The roof is the highest
+rate that the device allows for the FLOP and bytes of the row.
 
 This is the roofline model, min(compute, intensity x bandwidth) (Williams, Waterman and Patterson, CACM 52(4), 2009).
-All ceilings are confirmed rates of one device in one regime: compute ceilings by dtype of matmul, bandwidth ceilings by
-memory level. This module computes everything from rows; it measures nothing.
+Ceilings are confirmed rates of one device in one regime. There is a compute ceiling for each dtype of matmul, and a
+bandwidth ceiling for each memory level. This module computes everything from rows; it measures nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ COMPUTE_BOUND, BANDWIDTH_BOUND = "compute", "bandwidth"
 #: The memory levels from which a launch reads its arrays: the last-level cache if all arrays fit in the cache, or
 #: memory if the arrays are many times larger than the cache.
 CACHE_LEVEL, MEMORY_LEVEL = "cache", "memory"
-#: READ_PATTERN is the bandwidth pattern that only reads; its bandwidth limits work that only reads. In a mapping of
-#: ceilings by dtype and regime, the ceiling of this pattern has READ_BANDWIDTH_KEY instead of a dtype.
+#: READ_PATTERN is the bandwidth pattern that only reads memory. In a mapping of ceilings by dtype and regime, the
+#: key of a bandwidth ceiling has READ_BANDWIDTH_KEY in place of the dtype.
 READ_PATTERN, READ_BANDWIDTH_KEY = "read", "read bandwidth"
 MEMORY_LEVELS = (CACHE_LEVEL, MEMORY_LEVEL)
 #: If a row reaches at least this share of its roof, a better kernel can gain little.
@@ -64,9 +64,9 @@ class Roofs:
     def find_roof_and_bound(self, row: Measurement) -> tuple[float, str] | None:
         """Return the roof of a row, in the unit of its rate, and what limits the row: COMPUTE_BOUND or BANDWIDTH_BOUND.
 
-        Only bandwidth limits work without matmuls. Returns None if a ceiling that may limit the row is unknown. Also
-        returns None for work that reads nothing, such as a fill: its rate can exceed the bandwidth ceiling, which was
-        measured with reads.
+        For work without matmuls, bandwidth is the only limit. Returns None if a ceiling that may limit the row is
+        unknown. Also returns None for work that reads nothing, such as a fill: its rate can exceed the bandwidth
+        ceiling, which was measured with reads.
         """
         work, memory_ceiling = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
         compute_ceiling = find_row_ceiling(row, self.compute_ceilings) if work.has_matmul_flop else None
@@ -82,8 +82,8 @@ class Roofs:
         return work.amount / seconds[bound] / TERA, bound
 
     def explain_missing_roof(self, row: Measurement) -> str | None:
-        """Name the ceiling without which a row has no roof, and the command that measures this ceiling. Return None if
-        no ceiling is missing.
+        """Say which ceiling is missing to compute the roof of a row, and which command measures this ceiling. Return
+        None if no ceiling is missing.
         """
         if row.work.has_matmul_flop and find_row_ceiling(row, self.compute_ceilings) is None:
             find_command = f"mamf find --dtype {row.problem.dtype} --regime {row.regime}"
@@ -122,8 +122,8 @@ class RoofPoint:
 def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
     """Make the roof point of a measured row. ``name``: the name of the point. ``layer``: the name of its group of rows.
 
-    The rate of the point is the figure that the row's regime reports, such as the median. If several devices shared the
-    run, scale the rate to the speed of the first device.
+    The rate of the point is the figure that the row's regime reports, such as the median. If several devices measured
+    the rows of a run, use the rate that the row would have on the first device.
     """
     work, (roof, bound) = row.work, roofs.find_roof_and_bound(row) or (None, None)
     seconds = row.amount / row.comparable_rate / TERA
@@ -139,7 +139,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
 
 
 def reads_operands(problem: object) -> bool:
-    """Return whether launches of a problem read operands. Only bandwidth patterns such as a fill read none."""
+    """Return whether launches of a problem read operands. All do, except bandwidth patterns that only write."""
     return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS_BY_PATTERN[problem.pattern])
 
 
@@ -154,7 +154,8 @@ def get_ceiling_name(search_plan: Plan) -> str:
 
 
 def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_bytes: int | None) -> str | None:
-    """Return the memory level from which a launch reads its arrays, CACHE_LEVEL or MEMORY_LEVEL; None if from both.
+    """Return the memory level from which a launch reads its arrays, CACHE_LEVEL or MEMORY_LEVEL. Return None if the
+    launch reads some bytes from the cache and others from memory.
 
     The result is CACHE_LEVEL only if a launch makes several passes over the arrays (``problem.warm`` above 1), because
     the first pass does not find the arrays in the cache.
@@ -168,10 +169,10 @@ def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_by
 def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
     """Build roofs from ceilings: take the highest ceiling for each regime and each dtype or memory level.
 
-    Leave out bandwidth patterns that read nothing: writing without reading is faster than reading, but work that
-    computes also reads. Leave out matmuls of zeros or patterns: they draw less power and run faster than matmuls of
-    normally distributed values. Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of
-    several devices, unless ``anyway`` is True.
+    Leave out bandwidth patterns that only write, because they are faster than kernels that also read. Leave out matmuls
+    of zeros or patterns, because they draw less power and run faster than matmuls of normally distributed values.
+    Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of several devices, unless ``anyway``
+    is True.
     """
     compute_ceilings: dict[tuple[str, str], Ceiling] = {}
     bandwidth_ceilings: dict[tuple[str, str], Ceiling] = {}
@@ -200,8 +201,8 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:
-    """Raise IncomparableError unless two devices, each a name and a hash of its UUID, are the same device, because
-    cards of one model differ by several percent.
+    """Raise IncomparableError if two devices, each given as its name and a hash of its UUID, are not the same card.
+    The speed of cards of one model differs by several percent.
     """
     (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):

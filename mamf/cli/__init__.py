@@ -1,4 +1,4 @@
-"""Run the command line: parse the words, choose the command, and turn errors into one-line messages and exit codes.
+"""Run the command line: parse the arguments, run the command, and turn errors into one-line messages and exit codes.
 
 Each command is one file in mamf.cli.commands, with its examples, its options and its code. ``mamf COMMAND --help``
 imports only the file of that command. To keep help fast, this file imports torch, numpy and other large modules only
@@ -100,7 +100,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None and "profile" not in typed_words[:1]:  # a profiled script may leave threads that must finish
         _start_forced_exit_thread(exit_code)
     if exit_code == INTERRUPTED_EXIT_CODE and arguments is None:
-        # If the interrupt arrived during an import, Python would end with the signal instead of this exit code.
+        # If the signal arrived during an import, Python itself would kill the process with SIGINT at exit, and this
+        # exit code would be lost.
         sys.stdout.flush()
         os._exit(exit_code)
     return exit_code
@@ -109,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _start_forced_exit_thread(exit_code: int) -> None:
     """Start a thread that ends the process with ``exit_code`` if threads of a plugin still run after the command.
 
-    Python waits for these threads without a message, so the user would not see why the command does not return.
+    At exit Python waits for these threads and prints nothing, so the user would not see why the command does not
+    return.
     """
 
     def wait_for_plugin_threads_and_exit() -> None:
@@ -187,8 +189,8 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
 
 
 def _choose_resume_or_new_log(options: argparse.Namespace) -> None:
-    """Replace the option --requeue: with --resume if the log that it names can be continued, otherwise with --output,
-    which starts a new log.
+    """Replace the option --requeue with --resume if the log that it names can be continued. Otherwise replace it with
+    --output, which starts a new log.
 
     Set ``options.new_log_reason`` to the reason why a new log is needed, or to an empty text if none is. Raises
     UsageError if the log of --resume cannot be continued. Call this function before the command, because the command
@@ -231,7 +233,9 @@ def _find_new_log_reason(path: Path) -> str:
 
 
 def _redirect_stdout_to_null_device() -> None:
-    """Redirect stdout to the null device, so that Python's own flush of stdout at exit does not fail again."""
+    """Redirect stdout to the null device. Call this after a write to stdout has failed: otherwise Python fails again
+    when it flushes stdout at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), get_report_stream().fileno())
 
 

@@ -48,8 +48,8 @@ _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
 def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
-    """List the ceilings that a report needs to show each rate of a plan as a share of a ceiling, as pairs of a dtype
-    (or READ_BANDWIDTH_KEY) and a regime.
+    """List the ceilings that a report needs in order to show every rate of a plan as a share of a ceiling. Each item is
+    a pair: a dtype (or READ_BANDWIDTH_KEY) and a regime.
     """
     names = [problem.dtype for problem in plan.problems]
     names += [READ_BANDWIDTH_KEY] if get_operation(plan.operation).has_memory_shares else []

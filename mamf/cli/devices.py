@@ -129,10 +129,10 @@ def _format_indices(devices: Iterable[int]) -> str:
 
 
 def _make_device_command(options: argparse.Namespace, device: int, rank_and_count: list[int], path: Path) -> list[str]:
-    """Return the command line for the process of one device: the typed command line, then options that override those
-    that the user typed.
+    """Return the command line for the process of one device: the words that the user typed, then options that override
+    some of the typed options.
 
-    ``rank_and_count``: the index of this process among the processes, and their number. ``path``: the device's log.
+    ``rank_and_count``: the index of this process, and the number of processes. ``path``: the device's log.
     """
     is_new_run, given_paths = options.resume is None, getattr(options, "ceiling", None) or ()
     # If --ceiling names a folder with the logs of several devices, pass on only the logs of this device.
@@ -189,7 +189,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
         devices_by_reason.setdefault(reason, []).append(device)
     has_logs = bool(find_shared_logs(folder))
     for reason, devices in devices_by_reason.items():
-        # If all devices failed for the same reason, the request is probably the cause, so do not name the devices.
+        # If all devices failed for the same reason, the devices are probably not at fault, so do not name them.
         is_common_reason = not has_logs and len(devices_by_reason) == 1
         warn(reason if is_common_reason else f"device {_format_indices(devices)} failed: {reason}")
     if not has_logs:
@@ -216,8 +216,8 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
 
 
 def _resume_logs_in_folder(options: argparse.Namespace) -> int:
-    """Resume each log in a folder on the device that wrote it, and return the exit code. If --devices does not list one
-    of these devices, the listed devices measure its remaining shapes.
+    """Resume each log in a folder on the device that wrote the log, and return the exit code. If --devices leaves out a
+    device with a log, the listed devices measure the remaining shapes of that device.
     """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
@@ -284,7 +284,7 @@ def _end_run_when_parent_ends() -> None:
 
 
 def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
-    """Measure in one of the processes that torchrun or srun started for --devices ranks, and return the exit code."""
+    """Measure the shapes of this process, one of those that torchrun or srun started. Return the exit code."""
     place, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
@@ -342,8 +342,8 @@ def run_children(
 ) -> None:
     """Run one command per device in its own process, and show on the terminal what each device is doing.
 
-    ``resume_children``: called when all processes wait for one another, to let them continue. ``on_event``: called for
-    each message of a process.
+    ``resume_children``: a function that lets the processes continue. It is called whenever all of them wait for one
+    another. ``on_event``: called for each message of a process.
     """
 
     def forward_event(event: ChildEvent) -> None:
@@ -381,13 +381,13 @@ def run_as_child_process(
             return error.exit_code if isinstance(error, MamfError) else 1
 
 
-#: The lines with which the parent process tells each waiting process to measure together with all devices, or to end.
+#: The parent process sends one of these lines to each waiting process: the first to continue, the second to end.
 _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
 def prepare_node_run(options: argparse.Namespace) -> list[int]:
     """Set the backend and the output folder in the options, and return the indices of the devices that ``mamf node``
-    measures. Return no indices if another process that the launcher started measures this machine.
+    measures. Return no indices if a launcher started several processes here and another one measures the devices.
     """
     for name in options.kernel or ():
         make_matmul_kernel(name)
@@ -469,7 +469,7 @@ def measure_node_device(options: argparse.Namespace, send_record: SendRecord) ->
     send_record({ADDRESS_KEY: backend.read_bus_address()})
 
     def wait_for_others() -> bool:
-        """Wait until every device has been measured while the others were idle. Return False if a device failed."""
+        """Wait until the processes of all devices have called this function. Return False if a device failed."""
         send_record({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _MEASURE_ANSWER
 

@@ -93,10 +93,10 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(self._move_positional_word_to_front(args or ()), namespace)
 
     def _move_positional_word_to_front(self, words: Sequence[str]) -> list[str]:
-        """Return the words, with one of them moved to the front if a required positional argument would get no word.
+        """Reorder the words of the command line, so that a required positional argument gets a word.
 
-        argparse assigns all words that follow an option to the option. If the option can do with fewer words, and no
-        other word is left for the positional argument, this function moves the last of these words to the front.
+        argparse gives all words that follow an option to this option. If the option also accepts fewer words, and no
+        other word is left for the positional argument, move the last of these words to the front.
         """
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)
@@ -233,9 +233,8 @@ def _wrap_examples(examples: str, width: int | None) -> str:
 
 
 def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bool:
-    """Return whether an argument is positional and must be among the words of this command line. The field
-    ``alternatives`` of a positional argument lists options. If the command line has one of these options, the argument
-    is not required.
+    """Return whether an argument is positional and required. A positional argument is not required if the command line
+    has one of the options in the field ``alternatives`` of the argument.
     """
     if alternatives := getattr(action, "alternatives", ()):
         return not any(word.partition("=")[0] in alternatives for word in words)
@@ -291,7 +290,7 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
 
 
 def _list_entry_point_names(group_suffix: str) -> list[str]:
-    """List the names of installed entry points in the groups ``mamf.*`` whose names end with ``group_suffix``."""
+    """List the names in all groups of entry points that begin with ``mamf.`` and end with ``group_suffix``."""
     from importlib.metadata import entry_points
 
     points = entry_points()

@@ -32,7 +32,7 @@ from mamf.plans import Plan, choose_regimes
 from mamf.plugins.discovery import find_operation_of_kernel, make_operation
 
 AnyOperation = Operation[Any, Any]
-#: For each value of an option that sets a bool field, the values of the field: (False, True) for ``--causal both``.
+#: The bools that each value of a yes-or-no option stands for. For example, ``--causal both`` measures False and True.
 _BOOLS_BY_SWITCH_VALUE: Mapping[str, tuple[bool, ...]] = {"yes": (True,), "no": (False,), "both": (False, True)}
 
 

@@ -19,8 +19,8 @@ _PHASE_LISTENERS: list[Callable[[str], object]] = []
 
 @contextmanager
 def add_phase_listener(listener: Callable[[str], object]) -> Iterator[None]:
-    """Call ``listener`` with a text for each row and phase of a run while the context is open. A phase is what the run
-    does next, such as "burst: measuring shapes near the fastest ones".
+    """While the context is open, call ``listener`` with a text each time a run begins a row or a phase. A phase is a
+    part of a run, such as "burst: measuring shapes near the fastest ones".
     """
     _PHASE_LISTENERS.append(listener)
     try:
@@ -33,7 +33,8 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A progress bar that counts the measured rows of a run.
 
     - ``row_count``: the number of rows that the run will measure, or None if it is unknown.
-    - ``logged_rows``: the rows that the log already contains. They can be the best rows, but do not count.
+    - ``logged_rows``: the rows that the log already contains. The bar can show one of them as the best row, but does
+      not count them.
     """
 
     def __init__(self, row_count: int | None, logged_rows: Iterable[Measurement] = ()) -> None:

@@ -33,8 +33,8 @@ def read_log(*paths: Path) -> RunLog:
 
 
 def read_roofs(options: argparse.Namespace) -> Roofs | None:
-    """Read the roofs from the logs of ``--ceiling``: the highest rates that the compute and bandwidth ceilings allow.
-    Return None without the option.
+    """Read the ceilings from the logs of ``--ceiling``, and return the roofs: the highest rates that these compute and
+    bandwidth ceilings allow. Return None if the option is not given.
 
     Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards or if the
     interval of a ceiling is unknown.

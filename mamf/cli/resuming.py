@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mamf.logs.run_log import RunLog
     from mamf.logs.writer import RunLogWriter
 
-#: Options that this module does not compare with the plan of the resumed log, because other code compares them. The
-#: options in the next four sets are not compared either, because they do not describe a plan.
+#: Options that other code compares with the resumed log, so this module does not. The options in the next four sets
+#: need no comparison, because they do not describe a plan.
 _OPTIONS_COMPARED_ELSEWHERE = {
     "backend",
     "ceiling",
@@ -76,7 +76,7 @@ def measure_with_signal_handler(
     """Call ``measure`` while the log of ``--resume`` is locked, and return its exit code.
 
     ``measure`` gets the handler of signals and the resumed log, or None for a new run. If Ctrl-C arrives before the
-    first measurement, print one line. Raises UsageError if another process writes the log.
+    first measurement, print one line instead of a traceback. Raises UsageError if another process writes the log.
     """
     from mamf.kinds.driver import ResumedLog
     from mamf.logs.writer import RunLogWriter
@@ -112,10 +112,11 @@ def compute_remaining_budget(options: argparse.Namespace) -> float | None:
 def report_run_to_watcher(
     options: argparse.Namespace, backend: Backend, writer: RunLogWriter, logged_rows: Iterable[Measurement]
 ) -> None:
-    """Tell the watching process where the log is and, before each launch, which row to append if the launch crashes.
+    """Tell the watching process where the log is. Before each launch, also tell it which row to append to the log if
+    the launch crashes this process.
 
-    ``logged_rows``: the rows that the log has so far. mamf does not launch a row again if an earlier process crashed
-    while it measured the row.
+    ``logged_rows``: the rows that the log already has. If an earlier process crashed while it measured one of them,
+    mamf does not launch this row again.
     """
     from mamf.engine.runner import get_crash_record
 
@@ -131,9 +132,8 @@ def report_run_to_watcher(
 
 
 def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
-    """End this process if a process watches it, because the device was lost while it measured ``row``.
-
-    The watching process then logs the row and starts a new process for the remaining rows.
+    """If another process watches this one, end this process. The watching process then logs ``row`` and starts a new
+    process for the remaining rows. Call this function after the device was lost during the measurement of ``row``.
     """
     from mamf.engine.runner import get_crash_record
 

@@ -146,8 +146,8 @@ class Session:
             check_signals=signal_handler.raise_if_interrupted,
             on_device_lost=partial(exit_after_device_loss, self.backend),
         )
-        # If a signal has arrived, raise its exception again, because a library may have swallowed it while it was
-        # imported.
+        # If a signal has arrived, raise its exception again, because a library may have caught the exception during an
+        # import.
         signal_handler.raise_if_interrupted()
 
     def make_plan(self) -> Plan:
@@ -171,7 +171,7 @@ class Session:
     # -- methods that subclasses override -----------------------------------------------------------------------------
 
     def open_kernels(self) -> Sequence[NamedKernel]:
-        """Open the kernels that the run measures, and return each with its name in the options."""
+        """Open the kernels that the run measures, and return each with the name by which the user requested it."""
         if self.resumed_plan is None:
             return choose_kernels(self.operation, self.backend, self.list_requested_kernels())
         if self.options.kernel:

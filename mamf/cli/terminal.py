@@ -43,8 +43,8 @@ _COLORED_TEXT = re.compile(
 )
 #: The number of columns that mamf assumes if a terminal does not report its width.
 _DEFAULT_TERMINAL_COLUMNS = 80
-#: Streams for reports; mamf prints to the first one. The streams of open ``redirect_reports`` contexts come first, the
-#: innermost before the others. After a call of ``reserve_stdout_for_reports``, the last one is the original stdout.
+#: Streams for reports; mamf prints to the first one. Each open ``redirect_reports`` context has inserted its stream at
+#: the front. ``reserve_stdout_for_reports`` adds the original stdout at the end.
 _REPORT_STREAMS: list[TextIO] = []
 
 
@@ -128,7 +128,7 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     """Print a report in the format of --format."""
     from mamf.report.formats import FORMATTERS
 
-    # Show all columns of tables (a width of None) with --wide, or if the report goes to a pipe or a file.
+    # Pass None as the width, which shows all columns of tables, with --wide or if the report goes to a pipe or a file.
     print_lines(
         FORMATTERS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns())
     )

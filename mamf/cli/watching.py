@@ -1,14 +1,14 @@
 """Keep every measured row in the log of a run that is interrupted or that crashes.
 
-SIGINT, SIGTERM or SIGHUP becomes one KeyboardInterrupt, never while a record is written. A second signal ends the
-process at once. If a process receives one signal several times within a short time (from the terminal or a batch
-system, and again from the watching process), the repetitions do not count as a second signal.
+mamf turns SIGINT, SIGTERM or SIGHUP into one KeyboardInterrupt, but never raises it while a record is written. A second
+signal ends the process at once. If a process receives one signal several times within a short time (from the terminal
+or a batch system, and again from the watching process), the repetitions do not count as a second signal.
 
-A second process watches the run, so that a kernel that crashes costs only its own row. The watching process forks
-before it imports anything large, and waits. Its child measures, and keeps the row that it is measuring in shared
-memory. If a signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends that row to
-the log and forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the run,
-and --resume continues it.
+A second process watches the run, so that a crash of a kernel loses only the row that is being measured. The watching
+process forks before it imports anything large, and waits. Its child measures, and keeps this row in shared memory. If a
+signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends this row to the log and
+forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the run, and --resume
+continues it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class SignalHandler:
 
     def __exit__(self, *exception_info: object) -> None:
         for signal_number, handler in self._previous_handlers.items():
-            # Keep this handler: the signal may arrive again while the process ends, and must not kill the process.
+            # After an interrupt, do not restore the default handler, which would kill the process if the signal arrives
+            # again while the process ends.
             if self.is_interrupted and handler == signal.SIG_DFL:
                 continue
             is_python_default = self.is_interrupted and handler == signal.default_int_handler
@@ -135,8 +136,8 @@ _WATCHED_COMMANDS = {
     "sweep",
     "verify",
 }
-#: With one of these options, a command needs no watching process, because it launches nothing or because another
-#: process of mamf already watches it.
+#: With one of these options, a command needs no watching process: either the command launches nothing, or another mamf
+#: process already watches it.
 _UNWATCHED_OPTIONS = {"--dry-run", "--help", "-h", "--led"}
 _HANDLED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
@@ -185,7 +186,7 @@ class SharedCrashState:
         return json.loads(self._page[: self._page.find(_TEXT_END)] or _EMPTY_STATE)  # type: ignore[no-any-return]
 
     def mark_command_ended(self) -> None:
-        """Store that the command has ended, so that the watching process does not take its exit code for a crash."""
+        """Store that the command has ended, so that the watching process does not mistake its exit code for a crash."""
         log_path, log_opened_at, exit_codes, *_ = self._load_state()
         self.store_state(log_path, log_opened_at, exit_codes, row_label=COMMAND_ENDED_LABEL)
 
@@ -259,13 +260,14 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
 def _wait_for_child(child_pid: int) -> int:
     """Wait until the child ends, and return its exit code. Meanwhile forward signals that only the parent received.
 
-    Other processes send signals only to the parent. A terminal may also send SIGHUP only to the parent, which may be
-    the first process of the terminal's session.
+    Other processes know only the parent, so they send signals only to the parent. A terminal that closes may also send
+    SIGHUP only to the parent, because the parent may be the first process of the terminal's session.
     """
     while True:
         signal_info = signal.sigwaitinfo(_HANDLED_SIGNALS)
         if signal_info.si_signo != signal.SIGCHLD:
-            # Forward a signal that a process sent. The terminal itself sends Ctrl-C to the child too.
+            # Forward signals that another process sent. Do not forward Ctrl-C, because the terminal sends Ctrl-C to the
+            # child too.
             if signal_info.si_code <= 0 or signal_info.si_signo == signal.SIGHUP:
                 os.kill(child_pid, signal_info.si_signo)
         elif (ended := os.waitpid(child_pid, os.WNOHANG))[0]:

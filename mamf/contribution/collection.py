@@ -31,8 +31,8 @@ from mamf.report.shares import make_problem_title
 #: The tables of results/: the rates of matmuls, the shares of the matmul ceiling that attention reaches, and the rates
 #: of other operations.
 TABLES = MATMUL_TABLE, SHARES_TABLE, OTHER_OPERATIONS_TABLE = "products", "shares", "other operations"
-#: The names of two files in results/: one has the path and the submitter of each log, the other the accounts of the
-#: maintainers. Each has one entry per line.
+#: The names of two files in results/. SUBMITTERS_FILE lists the path and the submitter of each log, one log per line.
+#: MAINTAINERS_FILE lists the accounts of the maintainers, one account per line.
 SUBMITTERS_FILE, MAINTAINERS_FILE = "submitters.txt", "maintainers.txt"
 # Two rates agree if they differ by at most this share: the ceilings of 26 cards of one model differ by up to 4.4 %.
 _MAX_CARD_SPREAD = 0.05
@@ -117,8 +117,8 @@ def collect_rates(log: RunLog, log_path: Path) -> list[ResultRate]:
     """Return the rates of a log that the tables of results/ may show.
 
     These are the ceilings of a matmul search, the best rows of a matmul sweep, the rows of attention with their share
-    of the ceiling, or all rows and ceilings of another operation. A log of a split or shared card has no rates for the
-    tables. ``log_path``: the path of the log in results/.
+    of the ceiling, or all rows and ceilings of another operation. Returns no rates if the card was split into parts or
+    shared with other programs. ``log_path``: the path of the log in results/.
     """
     plan = log.plan
     if parse_sharing_ways(log.header["device"]["name"]):  # The tables compare whole cards only.
@@ -170,7 +170,7 @@ def _make_rate(
 
 
 def _pair_ceilings_with_rows(log: RunLog, ceilings: Mapping[Any, Ceiling]) -> list[tuple[Measurement, Ceiling]]:
-    """Pair each ceiling with a row (measurement) that confirmed it. Leave out ceilings without this row in the log."""
+    """Pair each ceiling with a row (measurement) that confirmed it. Leave out a ceiling if the log has no such row."""
     fresh = (row for row in log.measurements if row.ok and row.phase == CONFIRM_PHASE)
     rows = {(row.problem, row.regime, row.shape, row.kernel): row for row in fresh}
     keyed = (((each.problem, each.regime, each.shape, each.kernel), each) for each in ceilings.values())
@@ -297,8 +297,8 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
 def find_best_rates(rates: Iterable[ResultRate]) -> list[BestRate]:
     """Find the highest rate for each accelerator, dtype and regime. Returns them sorted by dtype, regime and rate.
 
-    The rate of a sweep is used only if no search found a ceiling. A sweep reports the samples by which it chose its
-    best row, so its rate is biased upward.
+    The rate of a sweep is used only if no search found a ceiling. A sweep does not measure its best row again to
+    confirm it, so the rate of this row is biased upward.
     """
     groups = group_pairs(((entry.dtype, entry.regime, entry.device), entry) for entry in rates)
     kinds = ([entry for entry in group if entry.ceiling] or group for group in groups.values())

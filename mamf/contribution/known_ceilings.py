@@ -2,8 +2,8 @@
 
 For a device in this machine the sources are, in this order: a ceiling measured on the device, a ceiling that someone
 contributed for a device with the same name, build and power limit, and the dense peak in the datasheet. For a device
-given by name they are contributed ceilings, figures that other people published, and the datasheet. A rate of another
-device is never used instead.
+that the caller names, the sources are contributed ceilings, figures that other people published, and the datasheet.
+mamf never falls back to the rate of another device.
 
 The published figures are in ``results/published``. This project has not checked them and never ranks them with measured
 rates. The package ships the highest figure for each listed device and dtype in published.csv, which
@@ -72,7 +72,8 @@ def peak(
     contributed for the same model, and the datasheet's dense peak.
 
     - ``device``: an index, a name from ``mamf backends`` with or without an index (``cuda:1``), or an open backend. The
-      default is the current device of the first accelerator, or the CPU. A device that is opened becomes current.
+      default is the current device of the first accelerator, or the CPU. If this call opens a device, the device
+      becomes the current device of the process.
     - ``dtype``: the default is the device's default dtype, as in ``mamf.find``.
     - ``regime``: ``burst`` or ``sustained``.
     - ``anyway``: accept a contributed ceiling for another power limit or number of compute units.
@@ -137,7 +138,8 @@ def find_peaks_by_name(
 def _list_known_rates(device: DeviceModel, dtype: str, regime: str, source: PeakSource | None) -> list[Rate]:
     """Return the known rates of a device for a dtype, the most trusted source first.
 
-    ``source``: return only rates from this source. The list is empty if there is no such rate for this regime.
+    ``source``: if given, return only rates from this source. The list is empty if no rate is known for this dtype,
+    regime and source.
     """
     # Try both fp8 dtypes, because the name of a device does not say which one the device supports.
     dtypes = ("float8_e4m3fn", "float8_e4m3fnuz") if dtype == "fp8" else (dtype,)
@@ -306,9 +308,10 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     """Read the published figures that this package ships: the highest one for each device (by its name in peaks.csv)
     and dtype.
 
-    In each row, ``statistic`` says how many figures were published for the device and dtype and which is the lowest,
-    such as "the highest of 3, from 54". It is empty for a single figure. ``accelerator`` is the publisher's name for
-    the device. Other people wrote these texts, so escape them before use in a page.
+    In each row, ``statistic`` says how many figures were published for the device and dtype, and how high the lowest
+    is: "the highest of 3, from 54" means three figures, of which the lowest is 54 TFLOPS. ``statistic`` is empty for a
+    single figure. ``accelerator`` is the publisher's name for the device. Other people wrote these texts, so escape
+    them before use in a page.
     """
     return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_PUBLISHED_FIGURES_FILE)}
 

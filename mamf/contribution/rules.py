@@ -1,7 +1,8 @@
 """Define the rules for logs in results/. Each rule is a function that yields the problems that it finds in a log.
 
-The first rules check fields, device, data and dates. The next ones recompute rows, ceilings and summary from the
-samples. The last ones check whether samples, sensor readings and errors are physically possible.
+The first rules check the names of fields, the device, the data of the operands and the dates. The next rules recompute
+rows, ceilings and summary from the samples. The last rules check whether samples, sensor readings and errors are
+physically possible.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, separate_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
-# The details of a row that only approximate kernels report. These kernels skip work or multiply in another dtype.
+# The names of details that only rows of approximate kernels have. Such kernels skip work or multiply in another dtype.
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
 # Match printable ASCII with single blanks and without the brackets of a Markdown link or picture.
 _PLAIN_TEXT_PATTERN = re.compile(r"(?:(?!!\[|\]\()[!-~](?: (?! ))?)*(?<! )")
-# The limits of the memory that a device reports, as a share of its advertised memory: drivers reserve a part, and a
-# "GB" may mean a GiB.
+# The memory that a device reports must be between these shares of its advertised memory. It is less if the driver
+# reserves a part, and more if the advertised "GB" means GiB.
 _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
 # A date in a log may be at most this far in the future, because the clock of a machine may be wrong.
 _MAX_TIME_AHEAD = timedelta(days=2)
@@ -118,7 +119,7 @@ class ReviewedLog:
 def has_exact_kernel(row: Measurement) -> bool:
     """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
-    A kernel is approximate if the details of the row say so and the operation lists the kernel as approximate.
+    A kernel counts as approximate if both the details of the row and the operation's list of kernels say so.
     """
     if not any(name in row.details for name in _APPROXIMATION_DETAILS):
         return True
@@ -142,10 +143,10 @@ def _get_record_fields(kind: type) -> _FieldTree:
 
 
 def _list_declared_fields(declared_type: Type) -> _FieldTree:
-    """Return the names of the fields that a type declares. Each name maps to the inner fields of its field, in the same
-    form.
+    """Return the fields that a type declares, as a nested dict: the keys are the names of the fields, and each value is
+    the dict of the fields inside that field.
 
-    For a type that declares no fields, the mapping is empty, and the caller accepts any field.
+    For a type that declares no fields, the dict is empty, and the caller accepts any field.
     """
     if isinstance(declared_type, UnionType):
         return next(filter(None, map(_list_declared_fields, declared_type.types)), {})
@@ -284,15 +285,15 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 
 
 def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Recompute the work, the rates and the share of clock cycles used for each row, and find values in the log that
+    """Recompute the work, the rates and the share of used compute cycles of each row, and find values in the log that
     differ.
 
-    Intervals are not checked, because readers of a log compute them again.
+    Intervals are not checked, because mamf computes them again whenever it reads a log.
     """
     for line, record, row in reviewed_log.rows:
         recomputed_record = make_measurement_record(row)
-        # Logs that were converted from an older schema may lack fields that follow from the plan, so these fields are
-        # checked only if the record has them.
+        # Logs that were converted from an older schema may lack fields that mamf can compute from the plan. So check
+        # these fields only if the record has them.
         checked_names = [name for name in _FIELDS_FROM_SAMPLES if name in recomputed_record] + [
             name for name in _FIELDS_FROM_PLAN if name in record
         ]

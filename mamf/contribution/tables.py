@@ -347,8 +347,8 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
 
 
 def _get_build_key(entry: ResultRate) -> tuple[str, ...]:
-    """Return the number of compute units and the power limit as text, because devices with the same name exist in
-    several builds.
+    """Return the number of compute units and the power limit as text. They distinguish the builds of devices that have
+    the same name.
     """
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

@@ -89,8 +89,9 @@ def choose_working_kernels(
 ) -> list[MatmulKernel]:
     """Return the kernels that a search for ceilings compares, in the order of ``choose_search_kernels``.
 
-    If ``kernel_names`` is None, leave out, with a warning, all kernels before the first one that works. In a quick
-    search, also leave out kernels that must be compiled and were never the fastest on cards of this model in results/.
+    If ``kernel_names`` is None, try the kernels in this order until one works. Leave out the kernels that failed, and
+    warn about each. In a quick search, also leave out kernels that must be compiled and were never the fastest on cards
+    of this model in results/.
 
     If no kernel works and the first kernel does not support the problem, return only the first kernel, so that the log
     gets a row that says why the kernel does not support it. Raises DeviceError if no kernel works for another reason,
@@ -100,8 +101,8 @@ def choose_working_kernels(
         return choose_search_kernels(backend, problem, kernel_names)
     kernels, faults = choose_search_kernels(backend, problem), list[MamfError]()
     if is_quick:
-        # If results/ says which kernels are fastest on cards of this model, keep only these kernels, the default kernel
-        # and all kernels that need no compilation.
+        # If results/ says which kernels are fastest on cards of this model, keep those kernels, the default kernel and
+        # every kernel that needs no compilation. Drop all others.
         known_ceilings = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
         winners = {ceiling.kernel.partition("[")[0] for ceiling in known_ceilings if ceiling.regime == BURST}
         if any(each.name in winners for each in kernels):

@@ -1,9 +1,9 @@
 """Check a kernel's results and speed from a process that never imports the kernel.
 
-In the process that measures it, a kernel can replace functions of torch and mamf, such as its own verification or the
-clock. To detect that, a fresh process draws operands, lets the measuring process launch the kernel on them, verifies
-the results on the CPU, and times the launches with its own clock. mamf checks kernels that were loaded by path in this
-way, and with ``--isolate`` all kernels.
+A kernel can cheat: in the process that measures the kernel, it can replace functions of torch and mamf, such as the
+clock or the function that verifies results. To detect that, a fresh process generates random operands, lets the
+measuring process launch the kernel on them, verifies the results on the CPU, and times the launches with its own clock.
+mamf does this for kernels that were loaded by path, and with ``--isolate`` for all kernels.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class IsolatedChecker:
     _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
     def confirm_row_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
-        """Let a fresh process check the row's kernel on the row's shape, unless the process has already checked the
-        same kernel, problem and shape. Return the row.
+        """Let a fresh process check the row's kernel on the row's shape, and return the row. Use the earlier answer if
+        the same kernel, problem and shape were checked before.
 
         If the kernel gave a wrong result, or was slower than in the row, the returned row has the status
         ``wrong_result``. If the fresh process could not check the kernel, the returned row has a remark.

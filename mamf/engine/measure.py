@@ -42,8 +42,8 @@ class ClockPolicy:
 
     @classmethod
     def make_from_plan(cls, plan: Plan) -> ClockPolicy:
-        """Return the rule that the option ``clock`` of a plan names. But if the option is BEST_CLOCK and the rows of
-        the plan will be compared with rows of other runs, return the rule for ALL_CLOCKS.
+        """Return the rule for the field ``clock`` of a plan. If the field is BEST_CLOCK but other runs will be compared
+        with the rows of the plan, return the rule for ALL_CLOCKS instead.
         """
         compares = plan.kind not in (SWEEP, FIND) and plan.clock == BEST_CLOCK
         return cls(ALL_CLOCKS if compares else plan.clock, is_per_shape=len(plan.kernels) > 1)
@@ -54,8 +54,8 @@ class ClockPolicy:
         """
         if self.clock_mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return False
-        # In the confirming phase of a search, any shape and kernel may get the highest median, so measure the clock of
-        # each of them.
+        # In the confirming phase of a search, any pair of shape and kernel may turn out to have the highest median, so
+        # measure the clock for each pair.
         shape_key = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         group_key = (regime, problem, *shape_key)
         best_rate = self._best_rate_by_group.get(group_key, 0.0)
@@ -79,7 +79,9 @@ def measure_row(
     should_measure_clock: ShouldMeasureClock = lambda rate: False,
 ) -> Measurement:
     """Prepare and verify a kernel on a shape, then let the regime take samples until ``stopping_rule`` stops it. Return
-    the row. If anything fails, the row has a status other than ``ok``. Raises only exceptions that end the run
+    the row.
+
+    If anything fails, return a row whose status is not ``ok``. Raises only the exceptions that must end the run
     (mamf.errors.RUN_ENDING_EXCEPTIONS).
 
     - ``operand_pool``: the buffers of the operands, which rows of a run share.
@@ -253,10 +255,11 @@ def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any,
 
 
 def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, now: float) -> bool:
-    """Return whether the end of the run's budget (``deadline``) cut the measurement of a row short, so that a resumed
-    run must measure the row again. In the regime sustained, a row was cut short if all its launches together took less
-    time than one measurement in this regime must take. In other regimes, a row was cut short if it has too few samples.
-    If only the verification of a row ended after ``deadline``, the row is complete.
+    """Return whether a resumed run must measure a row again, because the time budget ended (at ``deadline``) before the
+    row was complete.
+
+    In the regime sustained, a row is complete if its launches took at least the time that one measurement must take. In
+    other regimes, a row is complete if it has enough samples. It does not matter when the verification ended.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False

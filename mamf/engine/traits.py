@@ -1,8 +1,9 @@
 """Measure the traits of a device: its reaction to load, its wake-up and the size of its cache. The regimes need them to
-time rests and launches. mamf measures them on devices whose backend only assumes them.
+time rests and launches. mamf measures the traits of a device if its backend only assumes them.
 
-In about 7 s, the code measures how much slower launches are after a rest, when the power controller reacts to load, how
-long the device must rest after load to regain its speed, and the size of the cache (from the bandwidth of copies).
+In about 7 s, the code measures how much slower launches are right after a rest, how soon the power controller reacts to
+load, how long the device must rest after load to regain its speed, and how large the cache is (from the bandwidth of
+copies).
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 
 # launch times differ by at most the share _MAX_SETTLED_DEVIATION.
 _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
 # The trains of burst (launches between two rests) may take a quarter of the power controller's reaction time, which is
-# the load time until launches become slower. A device has recovered if it keeps its initial speed for three quarters of
-# the reaction time.
+# how long a device can be loaded before launches become slower. A device has recovered if it keeps its initial speed
+# for three quarters of the reaction time.
 _TRAIN_SHARE_OF_REACTION, _RECOVERY_SHARE_OF_REACTION, _MIN_TRAIN_SECONDS, _MAX_TRAIN_SECONDS = 0.25, 0.75, 0.001, 0.1
 # The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZE_COUNT of
 # these sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which are in memory.
@@ -65,8 +66,10 @@ _TRAITS_BY_DEVICE: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
     """Measure the traits of a device once per process, if its backend only assumes them. Store the traits in the
-    backend, and return descriptions of them; return nothing if the backend knows the traits. If the measurement fails,
-    keep the assumed traits, and add a remark to each row. ``on_start``: called with a message before the measurement.
+    backend, and return descriptions of them. Return an empty sequence if the backend already knows the traits. If the
+    measurement fails, keep the assumed traits, and add a remark to each row.
+
+    ``on_start``: called with a message before the measurement.
     """
     if ASSUMED_TRAITS_REMARK not in (backend.burst_traits.remark, backend.sustained_traits.remark):
         return ()
@@ -145,7 +148,7 @@ def _adapt_burst_traits(
 
 def measure_cache_bytes(backend: Backend) -> int | None:
     """Return the size of the device's cache in bytes: the total size of the largest arrays that are copied clearly
-    faster than arrays that no cache can contain. Return None if too few sizes are copied that fast.
+    faster than arrays too large for any cache. Return None if too few sizes are copied that fast.
     """
     operation = make_operation("bandwidth")
     ((_, kernel), *_others) = choose_kernels(operation, backend)
@@ -364,10 +367,10 @@ class _TraitProbe:
         return ends[1:], launch_seconds
 
     def measure_recovery(self, first_launch_seconds: float, reaction_seconds: float) -> float | None:
-        """Return the shortest rest of _RECOVERY_REST_SECONDS after which a loaded device is as fast as before the load.
-        Return None if even the longest of these rests is too short.
+        """Return the shortest of the rests in _RECOVERY_REST_SECONDS after which a loaded device is as fast as before
+        the load. Return None if even the longest of these rests is too short.
 
-        After the rest, the device must stay as fast for nearly ``reaction_seconds``, the time after which its power
+        After the rest, the device must keep this speed for nearly ``reaction_seconds``, the time after which its power
         controller reacts to load. ``first_launch_seconds``: the seconds of a launch before the device slowed down.
         """
         for rest in _RECOVERY_REST_SECONDS:

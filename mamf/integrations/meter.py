@@ -135,15 +135,16 @@ class Meter:
       or by dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``. Each dtype is compared with its own ceiling.
     - ``tokens_per_step``: tokens of one forward and backward pass on this rank.
     - ``accumulation``: forward and backward passes in an optimizer step (default 1).
-    - ``dtype``: dtype of the matmuls; the default is the device's own. Not used when ``flops_per_step`` is by dtype.
+    - ``dtype``: dtype of the matmuls; by default the device's default dtype. Not used when ``flops_per_step`` is by
+      dtype.
     - ``ceiling``: FLOP/s, or the Rate that ``mamf.peak`` or ``mamf.find`` returns. The default is the sustained
       ceiling that ``mamf.peak`` knows. If ``mamf.peak`` knows none, the meter warns once and MAMFU is NaN: the meter
       never uses the datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.
-    - ``world_size``: number of all ranks. ``model_parallel``: number of ranks that share a batch (tensor parallel);
+    - ``world_size``: total number of ranks. ``model_parallel``: number of ranks that share a batch (tensor parallel);
       the meter divides the FLOP of ``model``, but not ``flops_per_step``, by this number.
     - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. The default is to
       count all pairs of a query and a key, as published MFU does.
-    - ``warmup_steps``: number of first steps to leave out.
+    - ``warmup_steps``: number of steps at the start of training that the meter leaves out.
     - ``backend``: a device, in a form that ``mamf.peak`` takes; the default is the device that this process uses.
 
     Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. The methods

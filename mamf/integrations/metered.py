@@ -1,9 +1,9 @@
 """Measure training runs for the callbacks of training libraries: count the tokens, samples and FLOP of each step.
 
-A batch may be a mapping, a named tuple, a dataclass, or a list of batches. Its tokens are the tensor with a name such
-as ``input_ids``, or else the first tensor of whole numbers with shape (sequences, length). The number of its samples is
-the size of the first dimension of its tensors, if this size is the same for all. Numbers that cannot be found in this
-way are unknown; mamf does not guess them. A tensor is any object with ``shape`` and ``dtype``.
+A batch may be a mapping, a named tuple, a dataclass, or a list of batches. mamf counts the tokens in the tensor with a
+name such as ``input_ids``, or else in the first tensor of whole numbers with shape (sequences, length). The number of
+samples is the size of the first dimension of the tensors, if this size is the same for all. Numbers that cannot be
+found in this way are unknown; mamf does not guess them. A tensor is any object with ``shape`` and ``dtype``.
 """
 
 from __future__ import annotations
@@ -302,7 +302,7 @@ class GradientObserver:
         if not layer_weights:  # The model is sharded: its layers contain no weights.
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
-        # The formula counts only experts that a token uses, so scale the weights of layers to the formula's count.
+        # The formula counts only the experts that a token uses, so scale the layers' weights to the formula's total.
         scale = self._formula.weights / layer_weights
         scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
         trained_weights = sum(
@@ -374,7 +374,8 @@ class BatchSizes(NamedTuple):
 def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
     """Return the number of elements in the batches of a step, and the mean sequence length, weighted by elements.
 
-    An element is a token. If the tokens are unknown, it is an element of the largest tensor, or else a whole batch.
+    The elements are tokens or, if the sequences of a batch are unknown, the numbers in its largest tensor. A batch
+    without tensors counts as one element.
     """
     counts_and_lengths: list[tuple[float, float]] = []
     for each in batches:

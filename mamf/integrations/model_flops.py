@@ -27,7 +27,8 @@ class WindowedLayers(NamedTuple):
     """A group of a model's layers in which each query attends to a limited number of keys.
 
     ``layer_count``: the number of layers in the group. ``max_keys_per_query``: the limit. If ``is_chunked``, a sequence
-    is split into chunks of this length, and a query attends to its own chunk; otherwise to the keys just before it.
+    is split into chunks of this length, and a query attends to the keys of the same chunk. Otherwise a query attends to
+    the keys just before it.
     """
 
     layer_count: int

@@ -183,8 +183,9 @@ class Run(RunSetup):
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
 
-        ``is_idle``: True if the device has finished its work. If False, as after a failure or an interruption, do not
-        check the timer and the sharing of the card again, because the device may never answer.
+        ``is_idle``: True if the device has finished its work. If False, for example after a failure or an interruption,
+        the device may never answer. So do not measure the overhead of its timer again, and do not check again whether
+        other processes use the card.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}

@@ -98,7 +98,8 @@ class RunKind:
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
         given_ceilings = report_options.roofs.compute_ceilings if report_options.roofs else {}
-        # Keep only the given ceilings that some row needs for its share: those with the dtype and regime of the row.
+        # Of the given ceilings, keep only those that have the dtype and regime of at least one row, because the others
+        # are not needed to compute shares.
         row_ceilings = (find_row_ceiling(row, given_ceilings) for row in log.measurements if row.work.has_matmul_flop)
         used_ceilings = {(each.dtype, each.regime): each for each in row_ceilings if each is not None}
         shares = ShareCalculator(
@@ -180,7 +181,9 @@ class SweepKind(RunKind):
 
 
 class FindKind(RunKind):
-    """A kind of run that confirms ceilings, with a search on a grid of shapes or from the best of given shapes."""
+    """A kind of run that confirms ceilings. It searches a grid of shapes, or measures the fastest of given shapes
+    again.
+    """
 
     name = FIND
     has_ceilings = True
@@ -231,9 +234,9 @@ class FindKind(RunKind):
 
 
 def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Build the roofs (the highest rates that the ceilings of compute and bandwidth allow) from the ceilings that a log
-    has confirmed. Return None if there is no such ceiling, or if mamf does not compare rows of the log's operation with
-    memory bandwidth.
+    """Build the roofs of a device (its highest compute rates and memory bandwidths) from the ceilings that a log has
+    confirmed. Return None if the log has confirmed no ceilings, or only those of matmul. Also return None if mamf does
+    not compare rows of the log's operation with memory bandwidth.
     """
     if not get_operation(log.plan.operation).has_memory_shares or not log.other_ceilings:
         return None

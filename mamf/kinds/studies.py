@@ -82,7 +82,7 @@ class ExplainKind(RunKind):
 
 
 class GuardKind(RunKind):
-    """A kind of run that compares kernels with an earlier log, the baseline, or measures the baseline."""
+    """A kind of run that measures kernels as a baseline, or compares kernels with the baseline in an earlier log."""
 
     name = GUARD
     noun_phrase = "a guard"
@@ -125,7 +125,7 @@ class OverlapKind(RunKind):
 
 class RooflineKind(FindKind):
     """The kind of runs in old logs of ``mamf roofline``, which have compute and bandwidth ceilings in one log. Today
-    ``mamf roofline`` writes a separate log of each search.
+    ``mamf roofline`` writes a separate log for each search.
     """
 
     name = ROOFLINE

@@ -99,8 +99,9 @@ def _rank_for_cache(ceiling: Ceiling) -> tuple[bool, bool, str]:
     """Return the rank of a ceiling. Of two ceilings that would have the same file in the cache, mamf keeps the one with
     the higher rank.
 
-    A ceiling whose interval is known has the higher rank. If this does not decide, a ceiling from a complete search
-    has the higher rank, and then the newer ceiling.
+    A ceiling whose interval is known ranks above a ceiling whose interval is unknown. If this does not decide, a
+    ceiling from a complete search ranks above a ceiling from an interrupted search. If this does not decide either, the
+    newer ceiling ranks higher.
     """
     return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
 

@@ -12,12 +12,16 @@ Which rows are compared:
   rates is biased upward (the winner's curse).
 - Logs of ``mamf guard``: the repeated measurements of a row if its first one looked slow or noisy, otherwise the first.
 
-How sure a verdict is: the error of the ratio B/A has a part that all rows of a run share and a part per row
-(mamf.logs.compared_rows). If the temperatures of A and B are known, the interval also includes what their difference
-may explain. The interval of a row has 95 % confidence. SAME is an equivalence test, two one-sided tests at 5 %: the 90
-% interval must be within the tolerance. SLOWER, FASTER and regressions are corrected for the number of rows
-(Bonferroni): if nothing changed, the chance that any row is called slower is at most 0.5 %, and the chance that all
-rows together are called slower is also at most 0.5 %.
+How mamf computes a verdict:
+
+- The error of the ratio B/A has two parts: one that all rows of a run share, and one that is separate for each row
+  (mamf.logs.compared_rows).
+- The interval of a row has 95 % confidence. If the temperatures of A and B are known, the interval is wider by the
+  change in rate that the temperature difference could cause.
+- SAME is an equivalence test, two one-sided tests at 5 %: the 90 % interval must be within the tolerance.
+- The intervals that decide FASTER, SLOWER and regressions are widened for the number of rows (Bonferroni). If nothing
+  changed, the chance that any row is called slower is at most 0.5 %, and the chance that all rows together are called
+  slower is also at most 0.5 %.
 """
 
 from __future__ import annotations
@@ -250,8 +254,8 @@ class Comparison(NotebookTable):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Compare two logs, or several equal runs on each side, row by row.
 
-    If the runs are from different cards and both sides recorded the true clock, the comparison uses the share of cycles
-    that each kernel used, not its rate.
+    If the runs are from different cards and both sides recorded the true clock, compare the share of the compute units'
+    cycles that each kernel used, instead of its rate.
 
     Raises IncomparableError if the devices, dtypes, regimes or cache states of the two sides differ, or if the runs of
     one side had different software. ``anyway``: compare the logs in spite of these differences. Logs without a common
@@ -421,7 +425,7 @@ def list_run_settings(header: Mapping[str, Any]) -> dict[str, str]:
         **environment.get("packages", {}),
         "power limit": watts and f"{watts:.0f} W",
         "timer": header["timer"],
-        # Do not change the name and the values of this setting, because logs of ``mamf reproduce`` contain them.
+        # Do not change the name or the values of this setting, because logs of ``mamf reproduce`` contain them.
         "figures and intervals": "as before schema 4" if "converted_from" in header else "as of schema 4",
         **header.get("settings", {}),
         **environment.get("variables", {}),

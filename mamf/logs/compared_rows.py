@@ -1,5 +1,5 @@
-"""Turn the rows, confirmed candidates or ceilings of a log into rows with a rate and an interval that can be compared
-with those of another log, and decide whether two sets of runs differ more than repeated runs of the same kernels do.
+"""Convert the contents of a log to rows that can be compared with the rows of another log. Decide whether two sets of
+runs differ by more than repeated runs of the same kernels do.
 
 Two runs of the same kernels differ in two ways: all rows of a run are shifted by a common factor, and each row has a
 separate error. Both were estimated from pairs of equal runs in results/; ``tools/rates.py compare`` prints the
@@ -43,33 +43,34 @@ from mamf.statistics import (
     compute_student_t_quantile,
 )
 
-#: The chance of a false regression between equal runs: half for the tests of single rows, half for pooled rows.
+#: The probability that a comparison of equal runs reports a regression. Half of it is for the tests of single rows, and
+#: half for the tests of pooled rows (all rows of a regime together).
 FALSE_ALARM_CHANCE = 0.01
-#: If all rows together lose more speed than this share of the tolerance for a single row, the loss is a regression.
+#: The tolerance for the mean loss of speed of all rows, as a share of the tolerance for a single row.
 POOLED_TOLERANCE_SHARE = 0.25
-#: The largest x for which math.exp(x) is finite. It limits errors, because a manipulated log may contain any error.
+#: The largest exponent for math.exp, which overflows above 709. A manipulated log can lead to larger exponents.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# After a pause longer than _MAX_SHORT_PAUSE, the expected shift is multiplied by _LONG_PAUSE_SHIFT_FACTOR.
+# After a pause longer than _MAX_SHORT_PAUSE, the common shift of a run is _LONG_PAUSE_SHIFT_FACTOR times as large.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
-# Degrees of freedom of the common shift of a run: a t distribution with 20 matches the tails of the differences between
-# the 26 pairs of equal runs in results/. If equal runs of one side differ by more than _CONTRADICTION_FACTOR times the
-# shift that was calibrated with these pairs, the spread of these runs is used instead of the calibrated shift.
+# The common shift of a run follows a t distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom, which fits the
+# tails of the differences between the 26 pairs of equal runs in results/. The calibrated shift comes from these pairs.
+# If equal runs differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their spread replaces it.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 # How much the overhead of timing with device events varies between runs: its standard deviation in seconds.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
-# Degrees of freedom of Student's t distribution that match the tails of row errors (True: in the sustained regime).
+# Degrees of freedom of the t distribution that fits the tails of row errors, by whether the regime is sustained.
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# In the sustained regime, the rates in the two states of the power controller differ by 1.1 %. This is half of it.
+# Half of 1.1 %, the difference between the sustained rates in the two states of a card's power controller.
 _POWER_STATE_ERROR_SHARE = 0.0055
 _SUSTAINED_RUN_SHIFT_SHARE = 0.0012  # the shift that all rows of a sustained run have in common, relative to the rate
 
 
 def compute_error_between_runs(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
-    """Compute the error with which to decide whether a rate differs from a rate in another run.
+    """Compute the error to use when a rate is compared with the rate in another run.
 
-    ``measurement_count``: the number of measurements that gave the rate. The result has the heavy tails of errors
-    between runs, so it is larger than the calibrated ``error`` of the rate.
+    The result allows for larger differences than the calibrated ``error``, because errors between runs have heavier
+    tails than a normal distribution. ``measurement_count``: the number of measurements that gave the rate.
     """
     is_sustained = regime == SUSTAINED
     smallest = _POWER_STATE_ERROR_SHARE / math.sqrt(measurement_count) if is_sustained else 1e-6
@@ -98,7 +99,7 @@ SEPARATE_RUNS = RunOrder("more than 10 minutes between runs", math.sqrt(2) * _LO
 
 
 def find_run_order(a: Sequence[RunLog], b: Sequence[RunLog]) -> RunOrder:
-    """Find the order of the runs of A and B from start times and durations. Only alternating runs average out drift."""
+    """Find the order in which the runs of A and B were measured, from their start times and durations."""
     runs = sorted((_read_start_and_end(log), side) for side, logs in enumerate((a, b)) for log in logs)
     if any(after[0] - before[1] > _MAX_SHORT_PAUSE for (before, _), (after, _) in pairwise(runs)):
         return SEPARATE_RUNS._replace(extra_run_count=len(runs) - 2)
@@ -166,7 +167,7 @@ class PooledRows(NamedTuple):
 
 
 class RowChange(NamedTuple):
-    """The change of the rate of one row from A to B, as input for pooling rows.
+    """How the rate of one row changed from A to B. ``pool_rows`` combines the changes of all rows of a regime.
 
     - ``log_ratio``: the logarithm of the ratio of the rates, B/A.
     - ``common_deviation``: the standard deviation of the shift that all rows of a run share.
@@ -188,8 +189,8 @@ class RowChange(NamedTuple):
 def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, false_alarm_chance: float) -> PooledRows:
     """Pool the changes of all rows of a regime into one ratio, weighted by the inverse variances of the rows.
 
-    The common shift of a run combines the calibrated shift and the spread of equal runs of each side, weighted by
-    degrees of freedom. If this spread is much larger than the calibrated shift, only the spread counts.
+    The size of the common shift is estimated from the calibrated shift and from the spread between equal runs of each
+    side, weighted by degrees of freedom. If the spread is much larger, only the spread counts.
     """
     total = math.fsum(each.row_deviation**-2 for each in changes)
     weights = [each.row_deviation**-2 / total for each in changes]
@@ -222,9 +223,9 @@ def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, fa
 
 
 _NORMAL_95_HALF_WIDTH = 1.96  # half the width of a 95 % interval of a normal distribution, in standard deviations
-#: The unit of a row that is compared by used cycles: the percentage of the compute units' cycles that its kernel used.
+#: The unit of rows that are compared by used cycles, which are a percentage of all cycles of the compute units.
 CYCLES_UNIT = "% of cycles"
-#: The fields by which the rows of two logs are paired, by name: regime, the fields of the problem, shape and kernel.
+#: The values that identify a row in both logs, by field: regime, fields of the problem, shape and kernel.
 PairingFields = dict[str, object]
 
 
@@ -376,7 +377,7 @@ def _make_compared_row(row: Measurement) -> ComparedRow:
 
 
 def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[Measurement]) -> ComparedRow:
-    """Return a copy of a row with the error, temperature and used cycles of the measurements that gave its rate."""
+    """Copy a row, and fill in the error, temperature and used cycles of the measurements that gave its rate."""
     return replace(
         compared_row,
         error=compute_error_between_runs(
@@ -391,7 +392,7 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
 
 
 def _compute_cycles_error(regime: str, problem: Any) -> FigureUncertainty | None:
-    """Return the calibrated error of used cycles between cards, or None in a regime that has no calibration."""
+    """Return how much the used cycles of a kernel differ between cards, or None for a regime without a calibration."""
     if regime not in COMMON_REGIMES:
         return None
     return compute_run_error([1.0], 1.0, [0.0], look_up_repeatability("", f"{regime} cycles", problem))
@@ -400,8 +401,8 @@ def _compute_cycles_error(regime: str, problem: Any) -> FigureUncertainty | None
 def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> list[ComparedRow]:
     """Convert rows to compared rows.
 
-    If several devices shared the run, each row that was not measured on the first device gets the device that measured
-    it, and the relative speed of that device.
+    If several devices shared the run, add the device and its relative speed to each row that the first device did not
+    measure.
     """
     found = [_make_compared_row(row) for row in rows]
     own, speeds = log.header["device"]["index"], compute_device_speeds(log.measurements)
@@ -424,7 +425,7 @@ def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement
 
 
 def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
-    """Combine the measurements of one step to one compared row. If the step was measured again (phase ``confirm``),
+    """Combine the measurements of one step into one compared row. If the step was measured again (phase ``confirm``),
     the first measurement does not count. If any result was wrong, the row has the status ``wrong_result``.
     """
     wrong = [row for row in measurements if row.status == "wrong_result"]

@@ -1,17 +1,17 @@
-"""Judge rows that a run measured to check earlier rates. ``mamf guard`` checks that rows are not slower than in an
-earlier log, the baseline. ``mamf reproduce`` checks claims, which are rates from another log or a text. The code reads
-rows only; it measures nothing.
+"""Decide whether the rows of a run agree with earlier rates. ``mamf guard`` checks that rows are not slower than in an
+earlier log, the baseline. ``mamf reproduce`` checks claims, which are rates from another log or a text. This module
+only reads rows; it measures nothing.
 
-Guard: a row that looks slow or noisy at its first measurement is measured again, and only these repeated measurements
-decide, because the slowest of many first measurements is also slow by chance (the winner's curse). The run stops
-repeating a row when the interval of its rate, divided by the rate in the baseline, is entirely on one side of the
-tolerance, or after the maximum number of repetitions.
+Guard: if the first measurement of a row looks slow or noisy, the run measures the row again, and only the repeated
+measurements decide. The reason is the winner's curse: of many first measurements, the slowest is partly slow by chance.
+The run repeats a row until the interval of its rate, divided by the rate in the baseline, is entirely on one side of
+the tolerance, or until the maximum number of repetitions.
 
 Claims: ``mamf find`` measures its fastest shapes again, so its ceilings need no correction. The best rows of other logs
-were selected because they were fast, so a verdict depends on the number of rows from which they were selected. Runs of
-the same kernels always differ a little (mamf.logs.compared_rows), which a verdict takes into account. If a claim does
-not state the error of its rate, mamf assumes the error of the new measurement. The log numbers the
-measurements of each claim and marks them with the phase ``confirm``.
+were selected because they were fast, so their rates are partly luck. A verdict corrects for the number of rows from
+which they were selected. Runs of the same kernels always differ a little (mamf.logs.compared_rows), and a verdict
+allows for this. If a claim does not state the error of its rate, mamf assumes the error of the new measurement. The log
+numbers the measurements of each claim and marks them with the phase ``confirm``.
 """
 
 from __future__ import annotations
@@ -213,7 +213,7 @@ def list_half_widths(log: RunLog) -> list[tuple[float, ComparedRow]]:
 # -- making and judging claims -----------------------------------------------------------------------------------------
 
 UNDECIDED, NOT_MEASURED = "undecided", "not measured"
-#: The verdict on a claim, by the verdict of the comparison of the claimed rate with the measured rate.
+#: Maps the verdict of the comparison between the claimed and the measured rate to the verdict on the claim.
 _CLAIM_VERDICT_BY_ROW_VERDICT = {"SAME": "reproduced", "FASTER": "faster", "SLOWER": "slower", "UNDECIDED": UNDECIDED}
 # _NORMAL_95_HALF_WIDTH: half the width of a 95 % interval of a normal distribution, in standard deviations.
 # _SAME_CLOCK_TOLERANCE: the largest relative difference of two clocks that count as equal.

@@ -1,8 +1,8 @@
-"""Make and declare the header of a run log, with the plan and the measured traits of the device (how its clock and its
-power react to load), and describe the end of a run.
+"""Declare and make the header of a run log, and describe how a run ended. The header contains the plan of the run and
+the measured traits of the device (how its clock and its power react to load).
 
-The header is declared as msgspec structs, like the other records in records.py. The plans of all kinds of runs and
-operations have the same fields; each operation reads and writes its own shapes and problems in a plan.
+The header is declared as msgspec structs, like the other records in records.py. All plans have the same fields,
+whatever the kind of run and the operation. Each operation converts its shapes and problems to JSON and back.
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ OPTIONS_CLASS_BY_KIND: Mapping[str, type] = {
 }
 #: The name of the field ``Plan.kind`` in a log.
 _KIND_FIELD = "command"
-#: The command in the header of a log whose run Python code started.
+#: The command in the header of a log if Python code, not the command line, started the run.
 PYTHON_COMMAND = "from Python"
 #: Maps the type of a value in a plan to its type in a log, for types that a log stores differently.
 _LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Int64}
-#: Maps a class to those of its fields that have a special type in a log, because JSON cannot store infinity and
-#: logs limit the range of used cycles.
+#: For each class: the fields that have a different type in a log, with that type. JSON cannot store infinity, and logs
+#: limit the range of used cycles.
 _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
     Claim: {"cycles_used": CyclesUsed | None},
@@ -103,10 +103,10 @@ def _get_logged_type(plan_type: Any) -> Any:
 
 
 def _allow_missing_fields(plan_class: type, field_types: Mapping[str, Any]) -> dict[str, Any]:
-    """Add Missing to the types of the fields that have a default value in ``plan_class``, because logs of older
-    versions of mamf may lack these fields. Returns all field types by name.
+    """Allow a log to lack the fields that have a default value in ``plan_class``, because older versions of mamf did
+    not write all of them. Return the types of all fields by name.
 
-    ``field_types``: the types of the fields by name, without Missing.
+    ``field_types``: the types of the fields by name. The result adds Missing to the type of each field with a default.
     """
     defaults = {name: each.default for name, each in inspect.signature(plan_class).parameters.items()}
     return {
@@ -267,11 +267,11 @@ class LogRecord(NamedTuple):
 
 
 def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
-    """Estimate the overhead of the timer again, and check whether the card became shared during the run, for example by
-    another process. Returns fields of the summary.
+    """Estimate the overhead of the timer again, and check whether the card became shared during the run, for example
+    with another process. Returns fields of the summary.
 
-    Leaves out the overhead if it was not subtracted from any row, and the sharing if no new way of sharing was found.
-    May leave out both if the device has failed.
+    Leaves out the overhead if it was not subtracted from any row. Leaves out the sharing if the card is shared only in
+    ways that were known before the run. May leave out both if the device has failed.
     """
     fields: dict[str, Any] = {}
     with suppress(Exception):  # A device that has failed may raise an exception here.
@@ -299,7 +299,7 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
 
 
 def make_plan_record(plan: Plan) -> dict[str, Any]:
-    """Convert a plan to the JSON values of the header. Shapes become text, as their operation prints them."""
+    """Convert a plan to the JSON values of the header. Each shape becomes text in the format of its operation."""
     operation = get_operation(plan.operation)
     options = _convert_to_json(plan.options, operation) or {}
     return {

@@ -43,7 +43,7 @@ SampleSeconds = Annotated[float, Meta(gt=1e-18, lt=1e9)]
 #: the compute units' cycles that a kernel used; 1 means all cycles.
 TrueClockMhz = Annotated[float, Meta(gt=0, lt=1e6)]
 CyclesUsed = Annotated[float, Meta(gt=1e-9, lt=1e3)]
-#: A sample in seconds that mamf rejected. It is zero or negative if the timer missed the launch.
+#: A sample in seconds that mamf rejected. It may be zero or negative, because the timer may have failed.
 TimerReading = Annotated[float, Meta(gt=-1e9, lt=1e9)]
 #: The rates ``mean``, ``median``, ``fastest`` and ``slowest``, and the ``interval`` of the reported rate as [low,
 #: high].
@@ -176,7 +176,8 @@ class SummaryRecord(Struct, kw_only=True):
 class KnownCeilingRecord(Struct, kw_only=True):
     """A record of a ceiling that the run did not measure itself. The report of the run compares rows with this ceiling.
 
-    mamf reads the record as a mamf.measurement.Rate. ``told``: the description of the ceiling for people.
+    ``told``: a line for reports that says where the ceiling comes from. mamf converts the record to a
+    mamf.measurement.Rate.
     """
 
     dtype: str
@@ -426,7 +427,7 @@ def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Ra
 
 def _make_conditions_fields(conditions: Conditions) -> dict[str, Any]:
     return {
-        # The median of two clocks may contain half a hertz, but readers round to whole hertz. Round in the same way.
+        # The median of two clocks may end in half a hertz. Round to whole hertz, like the code that reads the log.
         "clock_mhz": None if conditions.clock_hz is None else round(conditions.clock_hz) / 1e6,
         "watts": conditions.watts,
         "celsius": conditions.celsius,

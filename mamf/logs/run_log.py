@@ -218,8 +218,8 @@ class RunLog(NotebookTable):
     def rows_kept_on_resume(self) -> list[Measurement]:
         """The rows that a resumed run does not measure again.
 
-        A resumed run repeats rows that failed or ran out of memory, because the cause may have gone. It does not repeat
-        rows whose launch killed its process.
+        A resumed run repeats rows that failed or ran out of memory, because the cause may have been temporary. It does
+        not repeat rows whose launch killed its process.
         """
         return [row for row in self.measurements if row.is_fatal or row.status not in TRANSIENT_STATUSES]
 
@@ -386,12 +386,12 @@ class DeviceSpeed(NamedTuple):
     reference_work: float
 
     def compute_half_width(self, work: float) -> float:
-        """Compute half the width of the interval of ``relative_speed`` for a launch of ``work`` FLOP or bytes, which
-        may be less than the work of the reference kernel.
+        """Compute half the width of the interval of ``relative_speed`` for a launch of ``work`` FLOP or bytes.
 
-        The result is larger for less work, because devices may differ less in short launches. For example, the rates of
-        four H200 differ by 2.5 % in launches of 343 GFLOP, by 1.8 % at 137 GFLOP, by 1.3 % at 69 GFLOP, and not at all
-        below 34 GFLOP, where all four have the same clock.
+        ``relative_speed`` was measured with launches of the reference kernel. In launches with less work, devices may
+        differ less, so the interval is wider. For example, the rates of four H200 differ by 2.5 % in launches of 343
+        GFLOP, by 1.8 % at 137 GFLOP, by 1.3 % at 69 GFLOP, and not at all below 34 GFLOP, where all four have the same
+        clock.
         """
         return self.half_width + abs(math.log(self.relative_speed)) * max(0.0, 1 - work / self.reference_work)
 

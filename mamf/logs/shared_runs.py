@@ -1,5 +1,5 @@
-"""Join the logs of a shared run to one log. In a shared run, several devices or processes divide the shapes among them,
-and each writes its own log. If a device fails during the run, its shapes are divided among the other devices.
+"""Join the logs of a shared run into one log. In a shared run, several devices or processes divide the shapes among
+them, and each writes its own log. If a device fails during the run, its shapes are divided among the other devices.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_shared_folder(path: Path) -> bool:
 
 
 def read_log_or_shared_run(*paths: Path) -> RunLog:
-    """Read one log, or read the logs and folders of a shared run and join them to one log.
+    """Read one log, or read the logs and folders of a shared run and join them into one log.
 
     Raises RunLogError for a log that cannot be read, and UsageError for logs that do not belong to one run.
     """
@@ -60,7 +60,7 @@ def read_log_or_shared_run(*paths: Path) -> RunLog:
 
 
 def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
-    """Join the logs of one run to one log, in which each row has the index and the relative speed of its device.
+    """Join the logs of one run into one log, in which each row has the index and the relative speed of its device.
 
     The ceilings are those of the first device. ``path``: the folder of the logs, which becomes the path of the joined
     log. Raises UsageError for logs that do not belong to one run.

@@ -1,4 +1,5 @@
-"""Write run logs record by record. One process at a time writes a log, and the code never overwrites a file.
+"""Write run logs record by record. Only one process at a time can write a log, and an existing file is never
+overwritten.
 
 One system call writes each line before the run measures the next shape, so a killed process loses at most the shape
 that it was measuring. If another program changes the file, the writer writes the whole log again from a copy in memory
@@ -123,7 +124,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             raise RunLogWriteError(
                 f"cannot write {self.path}: {error.strerror}; the log contains all rows measured so far"
             ) from None
-        # Warn only after the write, because a filter may turn the warning into an error, which must not lose the row.
+        # Warn only after the write. A filter may turn the warning into an exception, which must not prevent the write.
         if change:
             warnings.warn(change, LogChangedWarning, stacklevel=3)
 

@@ -82,7 +82,7 @@ def quote_command_line() -> str:
 
 # ``mamf doctor`` warns that the host is busy if its CPU load, in percent, is at least this high.
 _MIN_BUSY_HOST_PERCENT = 50.0
-# Checks whose warning says that other work uses the CPU or the device.
+# The names of the checks that warn if other work uses the CPU or the device.
 _LOAD_CHECKS = ("cpu load", "host load", "other processes")
 # The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
@@ -126,9 +126,10 @@ def format_advice(advice: Advice) -> str:
 
 
 def list_logged_warnings(header: Mapping[str, Any], load_only: bool = False) -> list[str]:
-    """List the warnings about the machine that the header of a log records, without costs and remedies.
+    """List the warnings about the machine in the header of a log. Leave out their effects on rates and the commands
+    that fix them.
 
-    ``load_only``: leave out warnings that do not say that other work uses the CPU or the device.
+    ``load_only``: list only warnings about other work that uses the CPU or the device.
     """
     label = f"{_VERDICT_LABELS['warning']} "
     warnings = [text.partition(";")[0] for text in header.get("findings", ()) if text.startswith(label)]

@@ -30,8 +30,8 @@ _TOKEN_PREFIXES = (
     r"|pul-(?=[0-9a-f])|rdme_|sq0[a-z]{3}-|NRAK-|dt0c01\.|CFPAT-|HRKU-|sbp_|sb_secret_|nfp_|ntn_(?=\d)|secret_|ops_eyJ"
     r"|a[ks]-(?=[A-Za-z0-9]{22})|key-(?=[0-9a-f]{32})|ssh-[a-z0-9]+ AAAA|\$(?:2[aby]|[56])\$"
 )
-# If the name of an option, variable or field ends in one of these words, its value is secret. A word in
-# _COUNTABLE_NAME_ENDINGS, such as "token", can also name a count, so mamf keeps the value if it is a number.
+# If the name of an option, variable or field ends in one of these words, its value is secret. Names that end in one of
+# _COUNTABLE_NAME_ENDINGS, such as "token", may also be counts, so mamf keeps their value if it is a number.
 _COUNTABLE_NAME_ENDINGS = (
     r"token|(?:api|auth|access|secret|private|ssh|account|license|signing|encryption|master)key|[_-]key(?:[_-]?id)?"
 )
@@ -53,8 +53,8 @@ _NO_COUNT_LOOKAHEAD = r"(?![\d.,]+(?:e[+-]?\d+)?(?![\w.-]))"
 
 
 def _make_secret_pattern(prefix: str, separator: str) -> str:
-    """Make a regular expression for a prefix, the name of a secret, a separator and a value. It does not match if the
-    name is one such as "token" and the value is a number, because this number may be a count of tokens.
+    """Make a regular expression that matches a prefix, the name of a secret, a separator and a value. If the name can
+    also be the name of a count, such as "token", the value must not be a number.
     """
     return (
         rf"({prefix}(?:(?:{_COUNTABLE_NAME_ENDINGS}){separator}{_NO_COUNT_LOOKAHEAD}|(?!{_COUNTABLE_NAME_ENDINGS})(?:{_SECRET_NAME_ENDINGS}){separator}))"
@@ -80,8 +80,8 @@ _IPV4_NUMBER = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
 # only if it is in a private range, or if another of its numbers is too high for a version number. A rule below also
 # matches it after a word such as "host".
 _IPV4_ADDRESS = rf"(?:10|127|[2-9]\d|1\d\d|2[0-4]\d|25[0-5]|1?\d(?=[\d.]*\.[12]\d\d))(?:\.{_IPV4_NUMBER}){{3}}"
-# Times, slices and C++ names contain colons too, so a short IPv6 address (with ``::``) must begin with four hexadecimal
-# digits, as those in use do.
+# Times, slices and C++ names contain colons too. So a short IPv6 address (with ``::``) matches only if its first group
+# has four hexadecimal digits, as in the addresses of real networks.
 _IPV6_GROUP = r"[0-9a-f]{1,4}"
 _IPV6_GROUPS = rf"{_IPV6_GROUP}(?::{_IPV6_GROUP}){{0,6}}"
 _IPV6_ADDRESS = (
@@ -137,7 +137,7 @@ _ADDRESS_RULES = _compile_rules(
         rf"|\b(?:ip|host|server|addr|address|ssh|ping|dns)[ :=]{{1,3}}{_IPV4_NUMBER}(?:\.{_IPV4_NUMBER}){{3}}(?![\w.])",
         "<address>",
     ),
-    # A device's address on the PCI bus, or the address of a host with a port.
+    # The address of a device on the PCI bus, or an IPv4 address with a port.
     (r"\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\b|\b\d{1,3}(?:\.\d{1,3}){3}\]?:\d+\b", "<address>"),
 )
 _SECRET_FIELD_PATTERN = re.compile(rf"(?i:(?:{_SECRET_NAME_ENDINGS})|^key|^pass)$|(?<=[a-z])Key$")
@@ -200,8 +200,8 @@ def scrub_record(value: Any) -> Any:
     """Return a JSON value with all its strings scrubbed (private texts replaced by placeholders), including dictionary
     keys.
 
-    If the name of a field says that it contains a secret or a host, its whole text is replaced. If an item of a list is
-    an option for a secret, such as ``--token`` in a command line, the next item is replaced.
+    If the name of a field says that the field contains a secret or a host, the field's whole text is replaced. If an
+    item of a list is an option for a secret, such as ``--token`` in a command line, the next item is replaced.
     """
     if isinstance(value, str):
         return scrub_text(value)

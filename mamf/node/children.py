@@ -78,7 +78,7 @@ class ChildWatch:
         self._last_message_times = dict.fromkeys(self.ranks, self.read_clock())
 
     def record_event(self, event: ChildEvent) -> None:
-        """Record a message from a child, or that the child has ended and its exit code."""
+        """Record a message from a child, or its exit code if the child has ended."""
         rank = event.rank
         self._last_message_times[rank] = self.read_clock()
         if event.message is not None:
@@ -198,9 +198,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             threading.Thread(target=self._read_messages, args=(rank, process), daemon=True).start()
 
     def send_line(self, rank: int, line: str) -> None:
-        """Send a line of text to a child's stdin. If the child has ended, do nothing, because its end arrives as an
-        event.
-        """
+        """Send a line to a child's stdin. If the child has ended, do nothing: ``wait_for_event`` reports its end."""
         with contextlib.suppress(OSError):
             self.processes[rank].stdin.write(f"{line}\n")
             self.processes[rank].stdin.flush()
@@ -233,7 +231,7 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             self._event_queue.put(ChildEvent(rank, {WARNING_KEY: line}))
 
     def stop_all(self) -> None:
-        """Send SIGTERM to all children, so that they close their logs and end. After 15 s, kill all that still run."""
+        """Send SIGTERM to all children, so that they close their logs. After 15 s, kill those that still run."""
         for process in self.processes.values():
             process.terminate()
         deadline = time.monotonic() + _MAX_CLOSING_SECONDS

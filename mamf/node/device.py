@@ -50,8 +50,8 @@ class DeviceRun:
       device.
     - ``budget_seconds``: the time for all parts together, except verification and copies between devices.
     - ``verify_budget_seconds``: the time for verifying results, or None to skip verification.
-    - ``on_progress``: called with a text that says what the device does now, at least once per measured row, because
-      ``mamf node`` assumes that a device hangs if it reports nothing.
+    - ``on_progress``: called at least once per measured row, with a text that says what the device is doing. A device
+      that reports nothing for too long counts as hanging.
     """
 
     backend: Backend

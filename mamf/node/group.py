@@ -1,4 +1,6 @@
-"""Find this process among the ranks that torchrun or srun started, and connect the ranks by torch.distributed."""
+"""Find the rank of this process among the processes that torchrun or srun started, and connect all ranks with
+torch.distributed.
+"""
 
 from __future__ import annotations
 

@@ -35,9 +35,10 @@ RUN_FILE_NAME = "run.json"
 # The version of the format of run.json. The file contains this number.
 _RUN_FILE_SCHEMA_VERSION = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: Prefixes of those failure reasons that are not the fault of the device.
+#: If the reason of a failure begins with one of these texts, the failure is not the fault of the device.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
-# Prefixes of those reasons for an early end of a run, in a log's summary, that are not the fault of the device.
+# The summary of a log says why a run ended early. If the reason begins with one of these texts, the device is not to
+# blame.
 _FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
@@ -46,8 +47,8 @@ class NodeRun:
     """The information about a run that the parent process of ``mamf node`` writes to run.json.
 
     - ``devices``: the indices of the devices on which the parent started a child process.
-    - ``did_parent_see_end``: whether the parent watched every device until its end. If not, the parent was killed, so
-      an incomplete log is not the fault of the device.
+    - ``did_parent_see_end``: whether the parent was still watching when the last device ended. If not, the parent was
+      killed or interrupted, so an incomplete log is not the fault of the device.
     - ``not_together_reason``: the reason why the devices did not measure at the same time; empty if they did.
     - ``failures``: the reasons why devices failed, by device index.
     """
@@ -191,7 +192,7 @@ def add_logs_to_device(
             missing_results += _yield_missing_results(part, log)
         elif not reason:
             missing_results.append(f"there is no log of {part}")
-    # The reason why the device failed also explains its missing results, so leave these out.
+    # Leave out the missing results if the device failed, because the reason for the failure explains them.
     if reason:
         failures, missing_results = (failures, missing_results[:1]) if is_faultless else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(missing_results))
@@ -254,7 +255,8 @@ def _add_ceilings_of_log(device: NodeDevice, log: RunLog) -> NodeDevice:
 def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
     """Return the share of time in which the device was throttled, by reason.
 
-    For each regime (burst or sustained), compute the mean share of its successful measurements. Return the larger mean.
+    For each reason, compute the mean share over the successful measurements of each regime (burst or sustained), and
+    return the larger mean.
     """
     merged: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
@@ -270,8 +272,8 @@ def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
     """Yield the first fault of a device that a log shows, or nothing if it shows no fault.
 
     A fault is a wrong result of the default kernel (in verification, of any kernel), or a shape that no kernel could
-    run. In a search (``find``) and in verification, some measurements fail even on healthy devices, so failed
-    measurements count as a fault only if all of them failed.
+    run. In a search (``find``) and in verification, some measurements fail even on healthy devices. There, failed
+    measurements are a fault only if every measurement failed.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:
@@ -330,8 +332,8 @@ def read_baseline(paths: Sequence[Path]) -> Baseline:
 
 
 def make_contributed_baseline(devices: Iterable[NodeDevice]) -> Baseline:
-    """Make a baseline from the contributed ceilings in results/ whose name, build (compute units and power limit) and
-    data type are those of one of these devices.
+    """Make a baseline from the contributed ceilings in results/. Use only ceilings that have the same device name,
+    build (compute units and power limit) and data type as one of ``devices``.
     """
     cards = []
     for name, (units, watts), dtype in {(device.name, device.build, device.dtype) for device in devices}:

@@ -40,9 +40,9 @@ from mamf.report.document import (
 def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_together_reason: str = "") -> Document:
     """Return the report that ``mamf node`` prints, with the verdict and the figures of all devices.
 
-    The first line is the reason for the verdict, for readers with a pager. The last line repeats the reason with the
-    exit code, for readers at a terminal. ``not_together_reason``: why the devices did not measure at the same time;
-    empty if they did.
+    The first line is the reason for the verdict, because a pager shows the beginning of the report. The last line
+    repeats the reason with the exit code, because a terminal shows the end. ``not_together_reason``: why the devices
+    did not measure at the same time; empty if they did.
     """
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
@@ -74,8 +74,8 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_
 
 
 def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice]]:
-    """Return the columns of the table of devices: figures, sensor readings, and the place of each device in the order
-    of speed (1: the fastest).
+    """Return the columns of the table of devices: figures, sensor readings, and the position of each device if the
+    devices are sorted by speed (1 is the fastest).
     """
     speed_figure = choose_speed_figure(devices)
     fastest_first = sorted(
@@ -166,7 +166,8 @@ def _make_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
     nodes = {device.node for device in devices}
     for x, device in enumerate(devices):
         if name in device.figures:
-            # Give each device, or each machine if there are many devices, a separate line, and so a separate color.
+            # Points of one line have the same color. Make a line for each device or, if there are too many devices, for
+            # each node.
             machine = f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device"
             line = device.label if len(devices) <= _MAX_DEVICE_LABELS else machine
             rate = device.figures[name] * factor

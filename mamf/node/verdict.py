@@ -1,9 +1,9 @@
 """Decide by fixed limits whether a device of a machine is slow, faulty or missing.
 
 The module measures nothing and reads no files. It compares each device with the median of all *other* devices of its
-model, and with a baseline (cards that are known to be good). The limits suit the spread of 26 H200 cards (standard
-deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how often they give a false verdict at
-this and other spreads.
+model, and with a baseline (cards that are known to be good). The limits were chosen for the spread of 26 H200 cards
+(standard deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how often the limits give a
+false verdict with this spread and with others.
 
 A figure is one measured rate of a device, such as ``burst``. A machine is called a node.
 """
@@ -51,9 +51,10 @@ class NodeDevice:
     - ``half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
     - ``conditions``: the sensor readings from the sustained ceiling, or from the burst ceiling if there is no sustained
       ceiling.
-    - ``throttled``: the share of time in which the device was throttled, by reason, in the worst part of the run.
+    - ``throttled``: by reason, the share of time in which the device was throttled, from the part of the run in which
+      this share was largest.
     - ``failures``: why the device failed, one line each.
-    - ``lacks``: what was not measured and why, one line each.
+    - ``lacks``: the results that are missing and why, one line each.
     """
 
     index: int
@@ -88,9 +89,8 @@ def format_figure(figure: str, value: float) -> str:
     return f"{format_four_digits(value * factor)} {unit}"
 
 
-#: Name for the mean of two shortfalls, those of burst and sustained. A shortfall is how far a figure is below its
-#: reference. A slow card is slow in both figures, so the limit of the mean is lower than the limits of the two
-#: shortfalls.
+#: The name of the mean of a device's shortfalls in burst and in sustained. A shortfall is how far a figure is below its
+#: reference. A slow card is slow in both figures, so the mean has a lower limit than each shortfall.
 BURST_AND_SUSTAINED = "burst and sustained"
 #: A device counts as slow if one of its figures is below the median of the other devices by more than this share. The
 #: limits for copies to and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 %
@@ -112,8 +112,8 @@ CRITICAL_LIMIT_MULTIPLE = 2.0
 MAX_SPREAD_FOR_CRITICAL = 0.015
 # Factors by which the limits are multiplied when a device is compared with a baseline. A card repeats its matmul rates
 # within 0.3 %, so the limits are halved for a comparison with an earlier run of the same card. The memory rates of one
-# card vary as much as those of different cards, so their limits do not change. If the baseline contains only other
-# cards, these may be a single card or the fastest of many, so the limits are wider.
+# card vary as much as those of different cards, so their limits do not change. A baseline of other cards may contain
+# only one card, or only unusually fast cards, so the limits are wider.
 _SAME_CARD_LIMIT_FACTORS = dict.fromkeys((BURST_AND_SUSTAINED, BURST, SUSTAINED), 0.5)
 _OTHER_CARD_LIMIT_FACTORS = dict.fromkeys(SHORTFALL_LIMITS, 1.5)
 
@@ -282,8 +282,8 @@ def _get_comparable_value(device: NodeDevice, figure: str) -> float | None:
 def find_worst_shortfall(
     device: NodeDevice, others: Sequence[NodeDevice], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
-    """Return the shortfall of ``device`` that exceeds its limit by the largest factor, or None if no shortfall exceeds
-    its limit. ``factors``: the factors by which to multiply the limits, by figure.
+    """Return the worst shortfall of ``device``, which has the highest ratio to its limit, or None if no shortfall
+    exceeds its limit. ``factors``: the factors by which to multiply the limits, by figure.
     """
     candidates = [
         Shortfall(figure, share, SHORTFALL_LIMITS[figure] * factors.get(figure, 1.0))
@@ -360,8 +360,8 @@ def _make_shortfall_finding(
 
 
 def describe_slowest(devices: Sequence[NodeDevice]) -> str:
-    """Return a line that names the slowest device and its rate, and says which share of the mean speed a synchronous
-    job on all devices loses because it waits for this device.
+    """Return a line that names the slowest device and its rate. The line also says how much of the mean speed a
+    synchronous job on all devices loses by waiting for this device.
     """
     figure = choose_speed_figure(devices)
     measured = [device for device in devices if figure in device.figures]
@@ -384,8 +384,8 @@ def choose_speed_figure(devices: Iterable[NodeDevice]) -> str:
 
 
 def compute_lost_speed_share(devices: Sequence[NodeDevice]) -> float:
-    """Return which share of their mean speed the devices lose if all of them wait for the slowest one. Return 0 if no
-    device has a rate.
+    """Return how much speed the devices lose if all of them wait for the slowest one, as a share of their mean speed.
+    Return 0 if no device has a rate.
     """
     figure = choose_speed_figure(devices)
     values = [device.figures[figure] for device in devices if figure in device.figures]

@@ -33,8 +33,8 @@ class CollectiveShape(BandwidthShape):
 class CollectiveProblem(CheckedProblem):
     """All parameters of a collective except its size.
 
-    ``ranks``: the number of ranks. ``blocks``: the number of thread blocks (CTAs, or channels) that a rank's device
-    uses to communicate; 0 lets the library choose the number.
+    ``ranks``: the number of ranks. ``blocks``: the number of thread blocks that communicate on each rank's device (NCCL
+    calls them CTAs or channels); 0 lets the library choose the number.
     """
 
     operation: ClassVar[str] = "collective"
@@ -83,9 +83,10 @@ class CollectiveProblem(CheckedProblem):
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")
 
     def list_buffers(self, shape: CollectiveShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the send and receive buffers of a rank. All launches use the same buffers, so ignore ``sets``.
+        """Return the send and receive buffers of a rank. ``sets`` is ignored, because all launches use the same
+        buffers.
 
-        Several sets would not change the time, because a rank always reads from memory the data that it sends.
+        Several sets would not change the time, because the data to send always comes from memory, not from a cache.
         """
         sent_elements, received_elements = self.count_buffer_elements(shape)
         return {

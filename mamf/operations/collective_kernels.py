@@ -115,8 +115,8 @@ def gather_objects(local_object: object) -> list[Any]:
 class CheckedCollective:
     """A collective on given buffers: functions that launch the collective and verify its result.
 
-    A buffer is a single part, or consists of one equal part per rank. ``part_elements``: the number of elements per
-    part. ``group``: the process group; None for the default group.
+    A buffer has one part, or one part for each rank. All parts have the same size: ``part_elements`` elements.
+    ``group``: the process group; None for the default group.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class CheckedCollective:
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._send_buffer, self._receive_buffer, self._part_elements = send_buffer, receive_buffer, part_elements
-        # A ring reduction of n ranks rounds partial sums of 1 to n terms. The error of all roundings together is about
-        # sqrt(n / 2) times the error of one rounding, and the tolerance is sqrt(n) times the error of one rounding.
+        # A ring reduction over n ranks rounds each partial sum. All rounding errors together are about sqrt(n / 2)
+        # times the error of one rounding. The tolerance is sqrt(n) times the error of one rounding.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)
@@ -194,9 +194,9 @@ class CheckedCollective:
         return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
     def _sum_bits_of_parts(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of the bits, read as integers, of each part of a buffer.
+        """Return a checksum of each part of a buffer: the sum of its bits, interpreted as integers.
 
-        If a collective only moves data, equal sums show that all elements are right, not only the sampled elements.
+        If a collective only moves data, equal checksums show that the elements outside of the sample are right too.
         """
         return torch.stack(
             [view_as_words(part).sum(dtype=torch.int64) for part in tensor.split(self._part_elements)]

@@ -17,9 +17,9 @@ from mamf.backend import Backend, Unavailable
 def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return a copy of a function that torch.compile compiles for one shape.
 
-    If compilation fails, a call raises an error instead of running uncompiled code. The function is copied because
-    Dynamo caches compiled code by code object: all closures of one ``def`` share a cache, and after 8 shapes Dynamo
-    would run the function uncompiled.
+    If compilation fails, a call raises an error instead of running uncompiled code. The function is copied, because
+    Dynamo has one cache for each code object, and all closures of one ``def`` share a code object. Without copies, the
+    cache would be full after 8 shapes, and Dynamo would run the function uncompiled.
     """
     assert isinstance(function, types.FunctionType)
     copied_function = types.FunctionType(
@@ -30,7 +30,8 @@ def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[
 
 
 def keep_backward_buffers() -> AbstractContextManager[object]:
-    """Return a context in which torch.compile compiles code that does not reuse buffers of the autograd graph.
+    """Return a context in which torch.compile generates code that keeps the buffers of the autograd graph after a
+    backward pass.
 
     Prepare kernels in this context if they run the backward pass several times on one autograd graph.
     """

@@ -1,4 +1,7 @@
-"""Define the operation ``copies``, which copies between two memories: its shapes, problems and base kernel."""
+"""Define the operation ``copies``: its shapes, its problems and the base class of its kernels.
+
+The operation copies data between host memory and a device, or from one device to the next.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Copy between memories with torch, as a data loader, an offloaded optimizer or a pipeline does."""
+"""Copy data with torch between host memory and a device, or between two devices.
+
+Data loaders, offloaded optimizers and pipeline parallelism make such copies.
+"""
 
 from __future__ import annotations
 

@@ -1,13 +1,12 @@
 """Verify every entry of C = scale * A @ B without computing A @ B, with Freivalds' test (1977).
 
-The test multiplies by random vectors x of 1 and -1. If C = scale * A @ B + E with the error E, then
-r = C x - scale * A (B x) = E x, and r reveals three facts about E:
+The test multiplies by random vectors x of 1 and -1. Let E be the error of C, so that C = scale * A @ B + E. The
+residual r = C x - scale * A (B x) is equal to E x. It shows three things:
 
-- The sum of r^2 over all rows, averaged over the vectors, estimates ||E||^2, and thus the relative error of C.
-- In row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r| shows an
-  error in that row, even one that is too small to show in the norm of C.
-- The slope of a linear fit of C x to scale * A (B x) estimates the slope of a fit of C to scale * A @ B. A slope other
-  than 1 means that C has a wrong scale.
+- The error of C: the sum of r^2 over all rows, averaged over the vectors, estimates ||E||^2.
+- Wrong rows: in row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r|
+  shows an error in that row, even an error that is too small to show in the norm of C.
+- A wrong scale of C: the slope of a linear fit of C x to scale * A (B x) differs from 1.
 
 x is drawn with a random seed after the launch, so no kernel can predict it. The test uses only elementwise
 multiplication and torch's sums, not a matmul library. It takes O(MK + KN + MN) operations, so its speed is limited by
@@ -15,8 +14,8 @@ memory bandwidth. It is exact for int8 (modulo 2^32, like int32). It sums in flo
 for tf32: the error of these sums is 1e-6, while the results may have errors of 1e-3. It sums in float64 for all other
 dtypes.
 
-If C is rounded to int8, rounding would hide small errors from this test. So a library computes the exact int32 result,
-the test verifies the exact result, and mamf compares every entry of C with the rounded exact result.
+If C is rounded to int8, the rounding would hide small errors from this test. So mamf computes the exact int32 result
+with torch's matmul, verifies this result with the test, rounds it, and compares every entry of C with it.
 
 ``verify_matmul_with_special_values`` verifies a launch with infinities, NaN and subnormal numbers among the operands.
 """
@@ -97,7 +96,8 @@ def _verify_entries_in_chunks(
     if problem.has_int8_output:
         return _verify_rounded_entries(parts, scale, chunk_elements)
     sum_dtype = _choose_sum_dtype(problem.dtype, parts[0].c.device)
-    # Test the transpose of a C with long rows, because fewer rounding errors add up in the sum over a short row.
+    # If C has more columns than rows, test its transpose. The test sums over each row, and the sum over a short row has
+    # a smaller rounding error.
     tall_parts = [
         MatmulPart(part.right, part.left, part.c.mT) if part.c.shape[2] > part.c.shape[1] else part for part in parts
     ]
@@ -110,8 +110,8 @@ def _verify_entries_in_chunks(
     worst_ratio = max(worst_ratios)
     rounding_error = max(problem.max_rounding_error, error)
     max_ratio = math.sqrt(2 * (math.log(2 * sum_count) + _FALSE_ALARM_EXPONENT)) * rounding_error
-    # For a small matmul, the norm of A (B x) may be small by chance. On average it equals the norm of C, so use the
-    # larger of the two norms.
+    # In a small matmul, the sum of ``expected_squares`` may be small by chance, and the slope would be too large. For a
+    # correct C, its mean is VECTORS_PER_TEST * sum(c_squares), so divide by at least this value.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
     # Count at most K independent errors per matmul, because with a small K the errors of its rows are not independent.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
@@ -131,8 +131,8 @@ def _verify_entries_in_chunks(
         reason = (
             f"the output is {1 + slope:.6g} times the expected output; rounding changes it by at most {max_slope:.1g}"
         )
-    # By chance, the estimated error may exceed the true error by this factor, because it is the root of a mean of
-    # squares of random numbers. The factor is a bound for normal random numbers (Laurent and Massart, 2000).
+    # Divide the estimated error by this factor, because the estimate is random and may exceed the true error by up to
+    # this factor. It follows from a bound for sums of squares of normal random numbers (Laurent and Massart, 2000).
     chance_factor = math.sqrt(1 + 2 * math.sqrt(chance_share) + 2 * chance_share)
     return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 
@@ -188,10 +188,10 @@ def round_exact_values_to_int8(output: torch.Tensor, exact_values: torch.Tensor)
 
 
 def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
-    """Find the cells of C, of CELL_SIZE x CELL_SIZE entries each, that have a wrong entry.
+    """Divide C into cells of CELL_SIZE x CELL_SIZE entries, and return the cells that have a wrong entry.
 
-    Apply Freivalds' test to CELL_SIZE columns of C at a time, or to all columns that share a scale of B. The test finds
-    the wrong rows of these columns. ``scale``: the factor in C = scale * A @ B.
+    Freivalds' test finds the wrong rows in CELL_SIZE columns of C at a time. If more columns of B share a scale, test
+    all of these columns at once. ``scale``: the factor in C = scale * A @ B.
     """
     wrong_cells, matmul_count = set[tuple[int, int, int]](), 0
     for part in parts:
@@ -252,8 +252,8 @@ def _compute_residual_statistics(
     if sum_dtype == torch.int32:
         wrong_count = (computed != expected).sum().float()
         return torch.stack([wrong_count, wrong_count * 0, wrong_count, wrong_count, wrong_count])
-    # torch converts values while it reads them, except for 8-bit floats. So convert only 8-bit floats in advance:
-    # converting every C in advance would move five times the bytes.
+    # torch converts values while it reads them, but it cannot do so for 8-bit floats. So convert only 8-bit floats in
+    # advance. Converting a 16-bit C in advance would move five times as many bytes.
     chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
     norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
     row_squares = torch.cat(norms_by_chunk, dim=1).square()
@@ -292,8 +292,9 @@ def _multiply_by_vectors(
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS_PER_TEST > chunk_elements:
         pairs = zip(operand.split(1), vectors.split(1), strict=True)
         return torch.cat([_multiply_by_vectors(*pair, sum_dtype, chunk_elements) for pair in pairs])
-    # Multiply by signs in the operand's dtype, because this is exact and moves fewer bytes than in a wider dtype. But
-    # widen 8-bit floats, which torch cannot multiply elementwise, and operands on a host, which is slow with 16 bits.
+    # Multiply by signs in the operand's dtype, because this is exact and moves fewer bytes than a wider dtype. Use a
+    # wider dtype for 8-bit floats, which torch cannot multiply elementwise, and on CPUs, which are slow with 16-bit
+    # floats.
     is_widened = operand.is_cpu or (operand.dtype.itemsize == 1 and operand.dtype != torch.int8)
     factor_dtype = sum_dtype if is_widened else operand.dtype
     factors = vectors.to(factor_dtype) if vectors.dtype == torch.int8 else vectors
@@ -346,10 +347,11 @@ def verify_matmul_with_special_values(
     """Verify a launch with an infinity, a NaN and a subnormal number among the operands.
 
     Change the operands, launch, restore the operands, and compare the output with the output of a launch before the
-    changes. The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite, with the signs
-    of a column of B. Another row of A contains only the subnormal number and zeros, and the host computes this row of
-    C. All other values of C must have the same bits as before. Do not check operands with 8 bits or fewer, because
-    their dtypes have no infinity.
+    changes. The NaN in B must make a column of C NaN. The infinity in A must make a row of C infinite. Each value in
+    this row must have the sign of the element of B by which the infinity was multiplied, or be NaN if that element is
+    0. Another row of A contains only the subnormal number and zeros, and the host computes this row of C. All other
+    values of C must have the same bits as before. Do not check operands with 8 bits or fewer, because their dtypes have
+    no infinity.
 
     ``split_into_parts``: splits an output into matmuls. ``launch``: runs the kernel and returns the output. ``scale``:
     the factor in C = scale * A @ B.

@@ -100,9 +100,9 @@ def get_grouped_mm_function() -> Any:
 
 
 class MatmulLoop(TorchGrouped):
-    """A loop that calls torch.mm for each expert with tokens: the baseline for grouped kernels.
+    """Call torch.mm for each expert that has tokens.
 
-    Any program can run this loop, so a grouped kernel is useful only if it is faster than the loop.
+    This is the baseline: a grouped kernel is useful only if it is faster than this loop.
     """
 
     name = "loop"

@@ -25,12 +25,12 @@ from mamf.kernel import AnyKernel
 from mamf.operations.operand_sets import list_result_tensors, take_pool_buffers
 from mamf.plugins.discovery import find_entry_points, make_kernel, make_operation, open_backend
 
-# The checking process times launches in trials. The constants are the target duration of a trial, the maximum number
-# of trials, and the maximum number of launches in a trial.
+# The checking process times launches in up to _MAX_TRIALS trials. A trial takes about _TRIAL_TARGET_SECONDS, and has at
+# most _MAX_TRIAL_LAUNCHES launches.
 _TRIAL_TARGET_SECONDS, _MAX_TRIALS, _MAX_TRIAL_LAUNCHES = 0.5, 3, 2000
-# A trial may take longer than the reported time. The first two constants are the allowed extra seconds of host time,
-# per launch and per trial. The third is the factor by which launches may be slower, because a device at its power limit
-# runs at a lower clock than in short bursts of launches.
+# A trial may take longer than the reported time. Work on the host may add _HOST_SECONDS_PER_TRIAL, and
+# _HOST_SECONDS_PER_LAUNCH for each launch. The launches may be slower by the factor _MAX_SLOWDOWN, because a trial may
+# be long enough for the device to reach its power limit and lower its clock.
 _HOST_SECONDS_PER_LAUNCH, _HOST_SECONDS_PER_TRIAL, _MAX_SLOWDOWN = 100e-6, 0.1, 2.0
 
 

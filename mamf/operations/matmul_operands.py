@@ -1,6 +1,6 @@
 """Make and verify the operand sets of single, batched and grouped matmuls, for plain dtypes and for scaled formats.
 
-For sampled entries of C, the CPU computes the reference in float64, so that no device verifies its own result.
+The CPU computes the reference of sampled entries of C in float64, so that a device does not verify its own result.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _MIN_ROWS_TO_CHANGE = 8
 #: A function that splits the output of a launch into batches of matmuls of the same shape, each with its operands.
 PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
-#: rows and columns of its C. Every entry in one of these rows and one of these columns is compared.
+#: rows and columns of its C. mamf compares the entries where a sampled row and a sampled column meet.
 _SampledBlock = tuple[int, int, torch.Tensor, torch.Tensor]
 
 
@@ -222,8 +222,8 @@ def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_Sample
 def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Choose the operand, A or B, in which signs are flipped between launches.
 
-    Return the smaller operand, because it is faster to change, but the larger one if the smaller has few rows. If only
-    few elements changed, a kernel could update its last result instead of computing a new one.
+    Choose the smaller operand, because it is faster to change. If it has few rows, choose the larger one. Otherwise
+    only few elements would change, and a kernel could update its last result instead of computing a new one.
     """
     smaller, larger = sorted((a, b), key=torch.Tensor.numel)
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
@@ -289,7 +289,9 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return self.unsupported_problem(backend, problem)
 
     def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
-        """Return why the problem is not supported (its accumulation, or 8-bit floats on this device), or None."""
+        """Return why the kernel does not support the problem's accumulation, or why the device does not support 8-bit
+        floats. Return None if both are supported.
+        """
         if problem.fast_accumulation and problem.dtype != "fp8_rowwise":
             return (
                 f"{problem.dtype} does not support fast accumulation: use --no-fast-accumulation or --dtype fp8_rowwise"

@@ -2,9 +2,9 @@
 
 An operand set is the inputs and outputs of one launch. Launches use several sets in turn, so that operands are not in
 the cache. A class that derives from TorchKernel implements ``make_operand_set``, which makes one set. This module does
-the rest: it takes memory from the pool, overwrites outputs with values that no launch produces ("poisons" them), checks
-that launches do not modify operands, changes operands between launches, and overwrites outputs before each launch for
-the regime "classic", which repeats the measurement loop of mamf-finder.
+the rest. It takes memory from the pool and poisons outputs, that is, overwrites them with values that no launch
+produces. It changes operands between launches and checks that launches do not modify them. In the regime "classic", it
+overwrites the output before each launch, as mamf-finder does.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class OperandSet:
     - ``verify``, ``verify_whole``, ``queue_checksum``, ``locate_wrong_cells``: as in ``Prepared``, but without the
       index of the operand set. ``is_deterministic`` and ``verify_special_values`` are as in ``Prepared``.
     - ``outputs``: the tensors that the launch writes.
-    - ``change_operands``: queues a random change of the operands, and ``verify`` then expects the new result. None: the
-      operands never change. ``restore_operands``: undoes all changes.
+    - ``change_operands``: queues a random change of the operands. Then ``verify`` expects the result for the changed
+      operands. None: the operands never change. ``restore_operands``: undoes all changes.
     - ``list_changed_operands``: returns the names of operands that launches modified, among those that
       ``make_operand_set`` created.
     """
@@ -143,7 +143,7 @@ def combine_operand_sets(
             for tensor in each.outputs:
                 poison_tensor(tensor)
             for tensor in list_result_tensors(result):
-                # Overwrite two new tensors too, because the allocator may reuse their memory for the next output.
+                # Also poison two new tensors, because torch may reuse their memory for the next output.
                 for memory in (tensor, torch.empty_like(tensor), torch.empty_like(tensor)):
                     poison_tensor(memory)
 
@@ -175,9 +175,9 @@ def combine_operand_sets(
 
 
 def _combine_checks(checks: Sequence[Callable[[object], ResultT] | None]) -> Callable[[int, object], ResultT] | None:
-    """Combine one function per operand set into one function of the set's index and a launch's result.
+    """Return a function that takes the index of an operand set and the result of a launch, and calls the set's check.
 
-    ``checks``: the function of each set. If the sets have no such function, all checks are None, and so is the result.
+    ``checks``: the check of each set. If the sets have no such check, all are None, and the result is None too.
     """
     present_checks = [check for check in checks if check is not None]
     return (lambda index, result: present_checks[index](result)) if present_checks else None
@@ -238,7 +238,7 @@ def use_float32_precision(precision: str) -> Iterator[None]:
 
 @contextmanager
 def use_one_torch_thread() -> Iterator[None]:
-    """Let torch use only one CPU thread inside a with block, for small sums.
+    """Let torch use only one CPU thread inside a with block, because small sums are faster this way.
 
     Waking 64 threads takes 20 times as long as a small sum, or 60 times as long if four processes do so at once.
     """
@@ -254,8 +254,8 @@ def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
     """Return one line that says how a launch's result differs from ``expected`` in type, shape or device. Return an
     empty text if these are equal, or if the result is not a tensor.
 
-    Accept only plain strided tensors, because a tensor of a subclass, or one that is negated when it is read, may defer
-    work until after the timed launch.
+    Accept only plain strided tensors. A tensor of a subclass, or a tensor that torch negates lazily, may defer work
+    until after the timed launch.
     """
     if not isinstance(result, torch.Tensor):
         return ""
@@ -295,10 +295,10 @@ def compute_max_error(errors: Iterable[float]) -> float:
 
 
 class ChangeDetector:
-    """A callable that returns the names of the tensors that have changed since the callable was created.
+    """Detect changed tensors. A call returns the names of the tensors that have changed since the object was made.
 
-    It compares integer sums of the tensors' bits along rows and along columns. Integer sums do not depend on the order
-    of addition, and changing or moving an element changes at least one sum.
+    Compare integer sums of the tensors' bits along rows and along columns. Integer sums do not depend on the order of
+    addition, and changing or moving an element changes at least one sum.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -393,12 +393,12 @@ def draw_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
 
 
 class SignFlipper:
-    """An object that flips random signs of an operand (..., rows, K), so that results of earlier launches become wrong.
+    """Flip random signs of an operand (..., rows, K), so that results of earlier launches become wrong.
 
     A flip is exact in every dtype, and a second flip undoes the first. No kernel can predict the signs. The device
-    draws patterns of signs once, so a change is one pass over the operand, and nothing waits for the host. Operands are
-    8-bit floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a pattern,
-    because with equal signs in all rows, a kernel could update its last result from the half of K that flipped.
+    draws patterns of signs once, so a change takes one pass over the operand and does not wait for the host. Operands
+    are 8-bit floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a pattern.
+    If all rows had the same signs, a kernel could multiply only the flipped columns and correct its last result.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
@@ -462,8 +462,8 @@ def remember_outputs(
 ) -> Callable[[object], Callable[[], WrongCells]]:
     """Copy a launch's outputs, and return a function that compares later outputs with the copy.
 
-    ``get_outputs``: returns the output tensors of a launch, given its result. The comparison covers all bits. It runs
-    on the outputs' device, and queuing it does not wait for the device.
+    ``get_outputs``: returns the output tensors of a launch, given its result. The returned function queues a comparison
+    of all bits on the outputs' device, and returns a function that waits for the result.
     """
     remembered_outputs = [_view_bits_as_matrices(each).clone() for each in get_outputs(result)]
     value_count = sum(each.numel() for each in remembered_outputs)

@@ -25,7 +25,8 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 #: Names of the work that can run at the same time as matmul: collectives, copies, and passes over arrays.
 OTHER_WORK_NAMES = (*COLLECTIVE_NAMES, *COPY_DIRECTIONS, *ACCESS_PATTERNS)
-#: The two values of ``OverlapProblem.timed``: a measurement reports the rate of the matmul or of the other work.
+#: The two values of ``OverlapProblem.timed``. With the first value, a measurement reports the rate of the matmul. With
+#: the second value, it reports the rate of the other work.
 COUNTED_WORK_NAMES = MATMUL_WORK, OTHER_WORK = ("products", "other")
 
 
@@ -138,7 +139,7 @@ class OverlapProblem(CheckedProblem):
 
     @property
     def work_names(self) -> tuple[str, str]:
-        """The names of the work whose rate a measurement reports, and of the work that runs at the same time."""
+        """The names of the timed work and of the work that runs at the same time, in this order."""
         return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
     def list_buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
@@ -151,10 +152,9 @@ class OverlapProblem(CheckedProblem):
 
 
 class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
-    """A kernel for a matmul and other work, each run with the kernel that mamf chooses for it.
+    """A kernel that represents a matmul and other work. mamf chooses a kernel for each of the two.
 
-    A launch of this kernel runs only the work whose rate a measurement reports. 'mamf overlap' runs the matmul and the
-    other work at the same time.
+    A launch runs only the work whose rate a measurement reports. 'mamf overlap' runs the other work at the same time.
     """
 
     operation = "overlap"

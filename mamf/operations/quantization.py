@@ -1,10 +1,11 @@
 """Quantize matmul operands to scaled formats, with scales computed from the data, and dequantize them exactly.
 
-- fp8 with float32 scales: the scale maps a block's largest magnitude to the largest number of the format.
-- MX (OCP Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2 largest) - e), where "largest" is the block's
-  largest magnitude, and e is the exponent of the format's largest number. Values that are still too large become the
-  largest number.
-- NVFP4: the scale is an e4m3 number, the block's largest magnitude divided by 6 and rounded.
+Values that share a scale form a block. ``block_max`` is the largest magnitude in a block.
+
+- fp8 with float32 scales: the scale maps ``block_max`` to the largest number of the format.
+- MX (OCP Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2(block_max)) - e), where 2^e is the largest power of
+  two in the format. Values that are still too large become the largest number of the format.
+- NVFP4: the scale is block_max / 6, rounded to an e4m3 number.
 
 Values are rounded to nearest, ties to even. "e2m1" is a 4-bit float with 2 exponent bits and 1 mantissa bit; "e4m3" is
 an 8-bit float, and "e8m0" is a power of two in 8 bits.
@@ -25,7 +26,7 @@ E2M1_MAGNITUDES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 _E2M1_SIGN_BIT = 8
 # An e8m0 scale of 2^e is stored as the number e plus this bias.
 _E8M0_BIAS = 127
-# The number of values that are quantized at once: 256 MiB in float32, for each of a few temporary tensors.
+# The number of values that are quantized at once. Each of the few temporary float32 tensors then needs 256 MiB.
 _CHUNK_ELEMENTS = 2**26
 # mamf quantizes a multiple of this number of rows at once, so that the rows form whole blocks in every format.
 _CHUNK_ROW_MULTIPLE = 128
@@ -128,7 +129,8 @@ def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_ma
     ``format_max``: the largest number of the format.
     """
     if scaling.scale_dtype == "float8_e8m0fnu":
-        # frexp returns floor(log2) + 1 as the exponent. The 1 cancels in the difference of two exponents.
+        # The exponent that frexp returns is floor(log2) + 1. The 1 cancels out, because this is a difference of two
+        # exponents.
         exponents = torch.frexp(block_maxima)[1] - torch.frexp(torch.tensor(format_max))[1].to(block_maxima.device)
         return (exponents + _E8M0_BIAS).clamp(0, 2 * _E8M0_BIAS).to(torch.uint8)
     scales = block_maxima / format_max
@@ -141,8 +143,8 @@ def compute_block_scales(block_maxima: torch.Tensor, scaling: Scaling, format_ma
 def decode_scales(scales: torch.Tensor, scaling: Scaling) -> torch.Tensor:
     """Convert the scales of an operand to float32."""
     if scaling.scale_dtype == "float8_e8m0fnu":
-        # Write the exponent bits of a float32, because this is exact on any device. The code 0 means 2^-127, which is a
-        # subnormal float32: set its bits separately, because the shift does not produce it.
+        # Build a float32 from its exponent bits, because this is exact on any device. The code 0 means 2^-127, which is
+        # subnormal in float32 and which the shift does not produce, so set its bits separately.
         words = scales.int() << 23
         return torch.where(words == 0, 1 << 22, words).view(torch.float32)
     return scales.float()
@@ -167,10 +169,10 @@ def pack_e2m1(values: torch.Tensor) -> torch.Tensor:
 
 
 def _compute_rounding_boundaries() -> torch.Tensor:
-    """Return the seven boundaries at which ``torch.bucketize`` must separate magnitudes to round them to e2m1.
+    """Return the seven boundaries with which ``torch.bucketize`` rounds magnitudes to e2m1.
 
-    A boundary is halfway between two numbers of e2m1. ``bucketize`` rounds a value at a boundary down. If the even code
-    is above the boundary, lower the boundary slightly, so that ``bucketize`` rounds this value up.
+    A boundary is halfway between two numbers of e2m1, and ``bucketize`` rounds a value at the boundary down. If the
+    upper number has the even code, lower the boundary slightly, so that ``bucketize`` rounds this value up.
     """
     magnitudes = torch.tensor(E2M1_MAGNITUDES)
     middles = (magnitudes[1:] + magnitudes[:-1]) / 2

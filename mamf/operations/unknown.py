@@ -75,7 +75,9 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return the shape of a ceiling from its text, with 0 FLOP and 0 bytes, which a ceiling does not record."""
+        """Return a shape with the text of a ceiling's shape. Its FLOP and bytes are 0, because logs do not record them
+        for ceilings.
+        """
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
 
@@ -106,9 +108,9 @@ AnyOperation = Operation[Any, Any]
 
 
 def is_compute_roof(name: str) -> bool:
-    """Return whether the highest rate of the operation ``name`` is a device's compute limit ("roof"), as for matmul.
+    """Return whether the highest rate of the operation ``name`` is the device's compute limit, as it is for matmul.
 
-    Reports show the rates of other operations as shares of this limit.
+    Reports show the rates of other operations as shares of this limit, the "roof" of a roofline chart.
     """
     return get_operation(name).is_compute_roof
 

@@ -1,4 +1,4 @@
-"""Make the parts of a page about the start, the device, the software and the settings of a run."""
+"""Make the parts of a page that describe a run: when it started, and its device, software and settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def format_start_time(header: Mapping[str, Any]) -> str:
 
 
 def make_conditions_blocks(header: Mapping[str, Any]) -> list[Block]:
-    """Return a table of device, software and settings, and one of the findings of ``mamf doctor``, problems first."""
+    """Return two tables: the device, software and settings; and the findings of ``mamf doctor``, problems first."""
     device, environment = header["device"], header["environment"]
     clock, watts, memory = (device.get(name) for name in ("max_clock_hz", "power_limit_watts", "memory_bytes"))
     rows = {

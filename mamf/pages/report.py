@@ -79,10 +79,10 @@ from mamf.report.verification import yield_verdict_lines
 
 #: Maximum number of headline figures on a page, and of rows in a table.
 _MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
-#: A section with more tables, or with more picture panels, than this is collapsed until the reader clicks on it.
+#: A section with more tables or picture panels than these limits is collapsed until the reader clicks on it.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
-#: Headline figures use rows on this kind of operand data, which is random numbers. Rows on other data only show how
-#: much the rate depends on the data.
+#: Headline figures come from rows that were measured on this kind of operand data, random numbers. Rows that were
+#: measured on other data only show how much the rate depends on the data.
 NORMAL_DATA = "normal"
 
 
@@ -91,7 +91,7 @@ class HeadlineFigure:
     """A headline figure of a log, with its interval and notes.
 
     - ``unit``: the unit of ``point``.
-    - ``share_fact``: the figure as a share of a ceiling, which the page shows in place of the rate, if it is not None.
+    - ``share_fact``: the figure as a share of a ceiling. If it is not None, the page shows it instead of the rate.
     """
 
     label: str
@@ -173,7 +173,7 @@ def make_report_page(paths: Sequence[Path]) -> Page:
 
 
 def _make_page_of_contents(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
-    """Return a page for the contents of logs and the pages of folders."""
+    """Combine the contents of single logs and the pages of folders into one page."""
     if pages or len(sources) > 1:
         return _make_comparison_page(sources, pages)
     source = sources[0]
@@ -282,12 +282,13 @@ def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
 
 
 def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]:
-    """Draw the headline figures of all logs, without figures whose unit differs from that of the first figure."""
+    """Draw the headline figures that have the most frequent unit. Return an empty list if these are fewer than two."""
     names = zip(sources, _shorten_log_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
-    if not figures:
+    units = [figure.unit for _, _, figure in figures]
+    unit = max(units, key=units.count, default="")
+    if units.count(unit) < 2:
         return []
-    unit = figures[0][2].unit
     rows = [
         RangeRow(figure.label, name, (figure.point,), style_name=log)
         for name, log, figure in figures

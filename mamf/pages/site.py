@@ -85,8 +85,8 @@ def _make_logs_address(address: str | None, root: Path, output: Path) -> str:
 
 
 def _list_built_files(output: Path) -> set[str]:
-    """Return the files in the folder ``output``, which an earlier build wrote. Raises UsageError if the folder contains
-    files that no build wrote. Files and folders whose name begins with a dot, such as .git, are ignored.
+    """Return the files in the folder ``output`` that an earlier build wrote. Raises UsageError if the folder contains
+    files that no build wrote. Ignore files and folders whose name begins with a dot, such as .git.
     """
     listed = (
         (output / FILE_LIST_NAME).read_text(errors="replace").splitlines()
@@ -121,8 +121,10 @@ def _render_files(data: SiteData, logs_address: str) -> Iterator[tuple[str, str]
 
 
 def choose_page_names(devices: Iterable[str]) -> dict[str, str]:
-    """Return a file name for the page of each device, which every file system accepts. Names that are long, or equal
-    after characters were replaced, get a hash of the device name.
+    """Return a file name for the page of each device. Every file system accepts these names.
+
+    Replace special characters in the name of the device. If the result is long, or the same for two devices, append a
+    hash of the name of the device.
     """
     slugs = {name: make_folder_name(name) for name in sorted(set(devices))}
     unique = {
@@ -178,7 +180,7 @@ def make_index_entry(ceiling: SiteCeiling) -> dict[str, Any]:
 
 
 _MAX_HEADLINE_FIGURES = 4
-#: To keep pages small: the maximum number of devices per picture, of points per row, and of points per picture.
+#: The maximum number of devices per picture, of points per row, and of points per picture, to keep pages small.
 MAX_CHART_ROWS, _MAX_ROW_POINTS, _MAX_PICTURE_POINTS = 30, 30, 600
 #: Explanations of the terms that the tables of the site use.
 _WORD_EXPLANATIONS = (

@@ -3,8 +3,8 @@ error names the plugin.
 
 A contract is an abstract class: Backend, Kernel or Operation. Its type annotations define the types of attributes and
 return values; ``_REQUIREMENTS`` adds conditions that types cannot express. mamf does not check the methods in
-``_UNCHECKED_METHODS``. Some of them run while a launch is timed, so a check would distort the time. If one of the
-others fails, such as ``take_buffer``, mamf records the error as the status of the measurement.
+``_UNCHECKED_METHODS``, for one of two reasons. Either the method runs while a launch is timed, so that a check would
+distort the time. Or mamf already records the method's errors as the status of the measurement, as for ``take_buffer``.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ _USER_ERRORS_BY_METHOD: Mapping[str, ErrorTypes] = dict.fromkeys(
 _CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
 # If a plugin returns an object of one of these abstract classes, mamf also checks what the object's methods return.
 _TYPES_WITH_CONTRACT = (OperandPool, Telemetry)
-# Contracts use type variables for the types of problems and shapes. For each type variable, this is the attribute of an
+# Contracts use type variables for the types of problems and shapes. This maps each type variable to the attribute of an
 # operation or kernel that contains the actual type.
 _ATTRIBUTE_BY_TYPE_VARIABLE = {"ProblemT": "problem_type", "ShapeT": "shape_type"}
 
@@ -161,10 +161,10 @@ def _split_annotation(annotation: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _describe_contract_violation(value: object, annotation: Any, name: str) -> str:
-    """Return "" if ``value`` has the right type and meets its requirement, else a description of valid values.
+    """Return a description of valid values, or an empty text if ``value`` is valid.
 
-    ``annotation``: the type that the contract demands. ``name``: the attribute, field or method from which the value
-    comes.
+    A value is valid if it has the right type and meets its requirement. ``annotation``: the type that the contract
+    demands. ``name``: the attribute, field or method from which the value comes.
     """
     valid_description = describe_type_violation(value, annotation)
     if valid_description or value is None or name not in _REQUIREMENTS:
@@ -211,7 +211,7 @@ class convert_plugin_errors(AbstractContextManager[object]):
     - ``user_mistake_errors``: types of errors that are converted into a UsageError, because they mean that the user's
       input is invalid.
 
-    This is a class, because @contextmanager would add more time than most of the methods in the ``with`` block take.
+    This is a class instead of a @contextmanager function, which would take longer than most methods that it guards.
     """
 
     def __init__(

@@ -2,12 +2,12 @@
 
 An event is a kernel, a copy or an operation of torch. The operation that launched a kernel decides the kernel's class;
 if no rule matches the operation, the kernel's name decides. The rules are in classes.csv. The pattern of a rule must
-match a whole name or whole words of a name, never a part of a word.
+match a whole name or whole words of a name.
 
 The time of a class in a training step is the length of the union of its events' intervals. Each instant counts for one
 class only, so the shares of all classes and of idle time add up to 1; sums of durations would count concurrent work
 twice. While events of several classes run, the time counts for the class that comes first in WORK_CLASSES.
-Communication is last in WORK_CLASSES, because it costs time only where no computation hides it.
+Communication is last in WORK_CLASSES, because it slows down a step only while no computation runs at the same time.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ COMMUNICATION = "communication"
 MEMORY_COPIES, OPTIMIZER = "memory copies", "optimizer"
 #: Prefix of the names of the annotations that mamf adds to a trace around the forward pass of each module.
 MODULE_PREFIX = "mamf: module "
-#: Maximum number of nested wrappers in a kernel's name. A wrapper is a kernel that only launches the kernel that is its
-#: template argument, which may be a wrapper too.
+#: Maximum number of nested wrappers in a kernel's name. A wrapper is a kernel that only launches another kernel, which
+#: is a template argument of the wrapper. The other kernel may be a wrapper too.
 _MAX_WRAPPER_DEPTH = 4
 #: All classes of work, in the order in which reports list them. While events of several classes run at the same time,
 #: the time counts for the class that comes first here.
@@ -53,16 +53,15 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 
     Among rules of the same kind, the first one whose pattern matches decides the class. The kinds of rules are:
 
-    - ``caller``: matches operations and annotations. The class applies to all events that they call, so a matmul
-      within attention is attention.
+    - ``caller``: matches operations and annotations. The class applies to all events that they call, so a matmul within
+      attention is attention.
     - ``operation``: matches operations without a ``caller`` rule. The innermost operation decides.
-    - ``wrapper``: matches kernels that only launch another kernel, which is one of their template arguments. The class
-      applies only if no rule matches any of the template arguments.
+    - ``wrapper``: matches kernels that only launch another kernel, which is one of their template arguments. Rules that
+      match a template argument take precedence.
     - ``kernel``: matches a kernel's namespaces and function, without template arguments and parameters.
     - ``word``: matches whole words in the function of a kernel or of another library's operation. If no word of the
       function matches, the words of its namespaces are tried.
-    - ``framework``: matches events that torch adds, such as views and nodes of autograd. It applies only if no rule of
-      another kind gives a class.
+    - ``framework``: matches events that torch adds, such as views and nodes of autograd. These rules are tried last.
     """
     rules_by_kind: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
     for row in read_packaged_csv_rows("profiling/classes.csv"):
@@ -74,8 +73,8 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 def classify_event(event: Event) -> str:
     """Return the class of an event, one of WORK_CLASSES, from its callers, its kind and its name."""
     callers = [each for each in event.yield_callers() if each.kind in ("operation", "annotation")]
-    # The backward pass of an operation does not run within the function that called the operation in the forward pass,
-    # such as attention. So look at the callers of the forward operation too.
+    # The backward pass of an operation runs outside the function, such as attention, that called the operation in the
+    # forward pass. So look at the callers of the forward operation too.
     forward_callers = [
         each for caller in callers if caller.forward_operation for each in caller.forward_operation.yield_callers()
     ]
@@ -141,8 +140,8 @@ def compute_visible_and_hidden_seconds(
     """Return the visible and hidden seconds of each class that has events, in the order of WORK_CLASSES.
 
     While events of several classes run at the same time, the time is attributed to the class that comes first in
-    WORK_CLASSES. The visible seconds of a class are the time attributed to it. Its hidden seconds are the time in which
-    its events ran, but which is attributed to another class.
+    WORK_CLASSES. The visible seconds of a class are the time attributed to it. Its hidden seconds are the rest of the
+    time in which its events ran. This rest is attributed to other classes.
 
     ``intervals_by_class``: the intervals of the events of each class, as (start, end) in seconds.
     """
@@ -165,7 +164,8 @@ _OPENING_BRACKET_BY_CLOSING = {")": "(", "]": "[", "}": "{", ">": "<"}
 _DESCRIPTOR_SUFFIX = ".kd"
 _MANGLED_PREFIX_PATTERN = re.compile(r"_Z(TS)?(?=[NL\d])")
 #: Pattern of one token of a mangled C++ name. An identifier starts with its length in digits. Literals, types and
-#: substitutions have digits too, so the pattern matches each of them as a whole token.
+#: substitutions have digits too. The pattern matches each of them as one token, so that their digits are not taken for
+#: a length.
 _MANGLED_TOKEN_PATTERN = re.compile(
     r"L[a-z]n?\d+E|DF\d+[b_x]?|[ST][0-9A-Z]*_|A\d+_|(?P<length>\d+)(?=[A-Za-z_])|.", re.DOTALL
 )
@@ -190,7 +190,7 @@ def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _split_demangled_name(name: str) -> tuple[str, list[str]]:
-    """Return the function in a demangled C++ name, and the last template arguments in the name."""
+    """Return the function in a demangled C++ name, and its template arguments, which are the last ones in the name."""
     brackets: list[str] = []
     qualified_function: list[str] = []
     template_arguments: list[str] = []

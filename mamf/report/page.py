@@ -22,7 +22,6 @@ from xml.etree.ElementTree import Element, SubElement, fromstring, tostring
 from mamf.errors import UnavailableError
 from mamf.report.charts.picture import (
     COLORS,
-    PANEL_WIDTH_INCHES,
     PLAIN_TEXT_SETTINGS,
     TOOLTIPS_BY_ARTIST,
     DrawnPanel,
@@ -253,16 +252,13 @@ def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
         drawn = list(group.iter("use")) or list(group.iter("path"))
         for element, text in zip(drawn, tooltips_by_id.get(group.attrib.pop("id", ""), ()), strict=False):
             SubElement(element, "title").text = text
-    is_wide = panel.size_inches[0] > PANEL_WIDTH_INCHES
     attributes = {
         "viewBox": root.get("viewBox", ""),
         "width": f"{72 * panel.size_inches[0]:.0f}",
         "fill": "currentColor",
     }
     root.attrib.clear()
-    root.attrib.update(
-        attributes | {"role": "img", "aria-label": panel.description, "class": "wide" if is_wide else "panel"}
-    )
+    root.attrib.update(attributes | {"role": "img", "aria-label": panel.description, "class": "panel"})
     return tostring(root, encoding="unicode")
 
 

@@ -27,6 +27,7 @@ from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
     FILE_WIDTH_INCHES,
+    PANEL_WIDTH_INCHES,
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
     TOOLTIPS_BY_ARTIST,
@@ -230,8 +231,10 @@ _MIN_LABELED_DIFFERENCE_SHARE = 0.05
 _MAX_LABELED_SERIES = 3
 _MARKER_SIZE_POINTS = 9  # diameter of a marker in points
 _BURST_LINE_WIDTH_POINTS, _SUSTAINED_LINE_WIDTH_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
-# As shares of the axes: the height of a label, the width of a letter, the distance between a label and its marker, and
-# the distance between a label and its line.
+#: The height of the chart on a web page, in inches.
+_PAGE_HEIGHT_INCHES = 4.8
+# As shares of the axes in an image file: the height of a label, the width of a letter, the distance between a label and
+# its marker, and the distance between a label and its line.
 _LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
 #: Positions of labels along a rising ceiling in burst and in sustained, from 0 (left end) to 1 (right end). The third
 #: value is the distance between the label of a flat sustained ceiling and the right end of this ceiling, as a share of
@@ -276,15 +279,8 @@ class RooflineChart(Picture):
 
     def make_panel_rows(self) -> list[list[DrawnPanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
-        return [
-            [
-                DrawnPanel(
-                    described,
-                    functools.partial(_draw_roofline, chart=self),
-                    size_inches=(FILE_WIDTH_INCHES, self.height_inches),
-                )
-            ]
-        ]
+        draw = functools.partial(_draw_roofline, chart=self)
+        return [[DrawnPanel(described, draw, size_inches=(PANEL_WIDTH_INCHES, _PAGE_HEIGHT_INCHES))]]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(marker.kernel for marker in self.markers)
@@ -396,6 +392,9 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
     marker. If there are more than three series, label only the highest and the lowest of them. Move a label down until
     it covers no marker and no other label.
     """
+    width_factor = FILE_WIDTH_INCHES * axes.figure.dpi / axes.figure.bbox.width
+    letter_width = _LETTER_WIDTH_SHARE * width_factor
+    label_height = _LABEL_HEIGHT_SHARE * chart.height_inches * axes.figure.dpi / axes.figure.bbox.height
     to_shares = axes.transData + axes.transAxes.inverted()
     occupied = [(x, x, y) for x, y in (to_shares.transform(marker.position) for marker in chart.markers)]
 
@@ -404,17 +403,14 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         from the text to ``target``, the point that the text names. ``side``: "left" if the text begins at ``place``, or
         "right" if the text ends there.
         """
-        width = _LETTER_WIDTH_SHARE * len(text)
+        width = letter_width * len(text)
         left, y = place[0] - (width if side == "right" else 0.0), place[1]
         while any(
-            left < right and start < left + width and abs(y - other) < _LABEL_HEIGHT_SHARE
-            for start, right, other in occupied
+            left < right and start < left + width and abs(y - other) < label_height for start, right, other in occupied
         ):
-            y -= _LABEL_HEIGHT_SHARE / 4
+            y -= label_height / 4
         occupied.append((left, left + width, y))
-        arrow = (
-            {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if target[1] - y > _LABEL_HEIGHT_SHARE else None
-        )
+        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if target[1] - y > label_height else None
         text_style: dict[str, Any] = {"fontsize": SMALL_FONT_POINTS, "ha": side, "va": "center", "zorder": 5}
         axes.annotate(text, target, (place[0], y), "axes fraction", "axes fraction", arrow, **text_style)
 
@@ -423,7 +419,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
             _write_along_line(axes, line)
             continue
         x, y = to_shares.transform(line.end)
-        x -= _SUSTAINED_LABEL_DISTANCE if line.is_sustained else _LABEL_DISTANCE_SHARE
+        x -= _SUSTAINED_LABEL_DISTANCE / width_factor if line.is_sustained else _LABEL_DISTANCE_SHARE
         write_label(
             line.label, (x, y), (x, y + (-_LABEL_OFFSET_SHARE if line.is_sustained else _LABEL_OFFSET_SHARE)), "right"
         )

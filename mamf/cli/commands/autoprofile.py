@@ -33,7 +33,7 @@ Run the command again to measure what is missing.
 """
 _DEFAULT_BUDGET_SECONDS, _DEFAULT_CPU_BUDGET_SECONDS = 270.0, 150.0
 #: The share of the time budget that each command gets, by the name of its log without suffix. The profile of a model's
-#: training step, which is not in this table, takes the remaining time.
+#: training step is not in this table, because it gets the time that remains.
 _BUDGET_SHARE_BY_LOG_NAME = {"ceilings": 0.22, "bandwidth": 0.06, "kernels": 0.4, "counters": 0.2}
 # On a CPU, measure only kernels that are not compiled, because compiling one would take the whole time budget.
 _CPU_ATTENTION_OPTIONS = [
@@ -99,7 +99,7 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 class AutoprofileCommands:
-    """The list of mamf commands that one ``mamf autoprofile`` runs on one device within one time budget.
+    """The mamf commands that ``mamf autoprofile`` runs on one device, all within one time budget.
 
     ``folder``: the folder for the logs. If the folder already has an unfinished log of a command, the command resumes
     it.
@@ -158,8 +158,8 @@ class AutoprofileCommands:
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
     def record_step_with_nsys(self) -> None:
-        """Run the training step of the model under NVIDIA's nsys, and save its report in the folder, if nsys is
-        installed.
+        """Run the training step of the model under NVIDIA's profiler nsys, and save the report of nsys in the folder.
+        Do nothing if nsys is not installed.
         """
         import subprocess
 
@@ -198,8 +198,9 @@ class AutoprofileCommands:
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
     def _make_counters_arguments(self) -> list[str]:
-        """Return the arguments for ``mamf counters``: the fastest attention kernels on the measured shape with the most
-        FLOP, and this shape. If the counters cannot be read here, return no arguments and add to ``skip_reasons``.
+        """Return the arguments for ``mamf counters``. They name the measured shape with the most FLOP, and the
+        attention kernels that are fastest on this shape. If the counters cannot be read here, return no arguments and
+        add to ``skip_reasons``.
         """
         from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_run_options

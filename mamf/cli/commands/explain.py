@@ -94,8 +94,8 @@ class ExplainSession(Session):
 
     @cached_property
     def matmul_to_explain(self) -> MatmulToExplain:
-        """The matmul to explain. By default, it is the fastest one in the log of --ceiling or, if that option is not
-        given either, the fastest one of the last ``mamf find`` on this device. --shape selects another matmul.
+        """The matmul to explain: the one of --shape or, without --shape, the fastest one in the log of --ceiling. With
+        neither option, it is the fastest one of the last ``mamf find`` on this device.
         """
         from mamf.logs.ceiling_cache import find_cached_ceiling
         from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, make_problem

@@ -1,7 +1,8 @@
-"""Implement the command ``mamf find``: find the highest rates of a device, its ceilings, in about a minute.
+"""Implement the command ``mamf find``: find the ceilings of a device, which are its highest rates, in about a minute.
 
-For matmul, mamf searches a grid of shapes for the fastest one, in short bursts and under sustained load. For another
-operation, mamf measures given shapes, and measures the fastest shape of each problem again to confirm its rate.
+For matmul, mamf searches a grid of shapes for the fastest one, in short bursts and under sustained load. For any other
+operation, mamf measures a list of shapes, and then measures the fastest shape of each problem again to confirm its
+rate.
 """
 
 from __future__ import annotations
@@ -89,7 +90,9 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _run_search_per_dtype(options: argparse.Namespace) -> int:
-    """Run one search per dtype in --dtype for its matmul ceilings. Return the highest exit code of the searches."""
+    """Search for the matmul ceilings of each dtype in --dtype, one dtype after another. Return the highest exit code of
+    the searches.
+    """
     if options.new_log_reason and len(set(options.dtype or ())) > 1:
         raise UsageError(
             "--requeue needs a single --dtype, because each dtype has its own log: name one dtype, or use --output"
@@ -223,11 +226,10 @@ class _OperationFindSession(Session):
         )
 
     def _choose_shapes(self, plan: Plan) -> tuple[Any, ...]:
-        """Return the shapes to measure: those that the user gave or, by default, those default shapes whose rate can be
-        a ceiling.
+        """Return the shapes that the user gave. If the user gave none, return the default shapes whose rate can be
+        a ceiling: the rate of arrays that fit in a cache, for example, cannot be a ceiling of memory.
 
-        For example, the rate of arrays that fit in a cache cannot be a ceiling of memory. Raises UsageError if no shape
-        has a rate that can be a ceiling.
+        Raises UsageError if no shape has a rate that can be a ceiling.
         """
         info, is_ceiling = self.backend.info, self.operation.may_be_ceiling
         shapes = [shape for shape in plan.shapes if any(is_ceiling(info, problem, shape) for problem in plan.problems)]

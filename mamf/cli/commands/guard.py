@@ -91,15 +91,15 @@ def read_guard_file(path: Path) -> dict[str, Any]:
     """Read and check the TOML file of ``mamf guard``. Return its values as values of command-line options, by the name
     that argparse uses for each option (its ``dest``).
 
-    The result has the options of ``mamf sweep --operation`` that describe the rows of the file, and these options:
+    The result has the options of ``mamf sweep --operation`` that say what to measure, and these options:
 
     ``baseline``: path of the run log to compare with; None if the file names none. A relative path is resolved from
     the folder of the TOML file.
     ``tolerance``: the largest accepted slowdown, as a share of the baseline's rate.
     ``rounds``: the maximum number of times that mamf measures a row while its comparison is undecided. For a new
     baseline, mamf measures every row this number of times.
-    ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles`` for the share of clock cycles
-    that a kernel uses.
+    ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles``, which is the share of the
+    device's theoretical FLOP per clock cycle that a kernel reaches.
 
     Raises UsageError, with the path of the TOML file in the message, if the file cannot be read or is invalid.
     """

@@ -1,5 +1,5 @@
-"""Implement the command ``mamf model``: measure the time of training steps of language models, and show their FLOPS as
-a share of the ceiling, the highest matmul rate that is known for the device.
+"""Implement the command ``mamf model``: time training steps of language models, and show the FLOPS of each step as a
+share of the ceiling, which is the highest known matmul rate of the device.
 """
 
 from __future__ import annotations

@@ -76,8 +76,10 @@ def add_options(parser: CommandParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    """Run ``mamf node``: print the verdict on the devices, and return its exit code. If an error prevents a verdict,
-    return the exit code of UNKNOWN, because the usual exit codes of errors, 1 and 2, would mean that a device is bad.
+    """Run ``mamf node``: print the verdict on the devices, and return the exit code of the verdict.
+
+    If an error prevents a verdict, return the exit code of the verdict UNKNOWN. The usual exit codes of errors, 1 and
+    2, would mean that a device is bad.
     """
     try:
         return _measure_and_judge_devices(options)

@@ -124,7 +124,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
         return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
     if place is not None:
-        # If a launcher shows each process only one device, this device has the index 0 in every process.
+        # Some launchers show each process only one device, which then has the index 0. The modulo gives this index.
         options.backend, options.device = backend_name, place.local_rank % max(device_count, 1)
     if place is not None and place.rank:
         strategy = OverlapStrategy(open_backend(backend_name, options.device), WorkPairKernel(), ())
@@ -164,7 +164,7 @@ class _RankStrategy:
 
     ``strategy``: plans and measures the rows. ``place``: the rank of this process, or None if it is the only process.
     ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log.
-    Further rows of these combinations are dropped.
+    If one of them is measured again, its new row is dropped.
     """
 
     strategy: OverlapStrategy

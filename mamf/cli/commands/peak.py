@@ -1,5 +1,5 @@
-"""Implement the command ``mamf peak``: print the highest known matmul rate of a device, and whether it was measured
-here, contributed by other users, or is from a datasheet. The device may be one that this machine does not have.
+"""Implement the command ``mamf peak``: print the highest known matmul rate of a device, and say whether the rate was
+measured on this machine, contributed by other users, or taken from a datasheet. The device need not be in this machine.
 """
 
 from __future__ import annotations

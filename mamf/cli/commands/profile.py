@@ -131,7 +131,8 @@ def run_with_options(options: argparse.Namespace) -> int:
         raise UsageError("no SCRIPT and no --from is given: name a script to profile, or a trace with --from")
     from mamf.profiling.running import Program
 
-    # Take the script's arguments from the typed command line, because mamf's parser replaces underscores in options.
+    # Take the script's arguments from the words that the user typed, because mamf's parser has replaced underscores in
+    # option names.
     name, *arguments = options.typed_words[-len(options.script) :]
     program = Program(name, arguments, options.is_module)
     program.require_runnable_program()
@@ -152,8 +153,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path | None:
     """Return the path of the file that this process writes for the option ``option_name`` ("output", "trace" or
-    "memory"), or None if it writes no such file. With torchrun only the first process (rank) writes files, except
-    logs with --ranks all.
+    "memory"), or None if it writes no such file. With torchrun only the first process (rank 0) writes files. But with
+    --ranks all, every process writes a log.
 
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
     if the file already exists or its folder does not exist.
@@ -273,8 +274,9 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
 
 
 def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True) -> CeilingLookup:
-    """Return a function that takes the name of a dtype and returns its sustained ceiling, the highest matmul rate of
-    the device under sustained load, or None if the ceiling is unknown. Reports divide rates by it to show MAMFU.
+    """Return a function that looks up the sustained ceiling of a dtype: the highest matmul rate of the device under
+    sustained load. The function takes the name of the dtype, and returns None if the ceiling is unknown. Reports divide
+    rates by the ceiling to show MAMFU.
 
     The ceilings come from the logs of --ceiling. Without --ceiling, the function looks up the known ceilings of the
     device that ran the script. If mamf read a trace instead of running a script, all ceilings are unknown.

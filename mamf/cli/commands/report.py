@@ -1,5 +1,5 @@
-"""Implement the command ``mamf report LOG...``: write one HTML page with the reports and charts of run logs, and of all
-run logs in folders.
+"""Implement the command ``mamf report LOG...``: write one HTML page with the reports and charts of run logs. If an
+argument is a folder, the page covers all run logs in the folder.
 """
 
 from __future__ import annotations

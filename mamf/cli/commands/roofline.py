@@ -39,18 +39,19 @@ EXAMPLES = """examples:
   mamf roofline attention.jsonl decode.jsonl --ceiling roofs/*.jsonl --picture roofline.svg
   mamf roofline --ceiling find.jsonl bandwidth.jsonl --export tracelens --export-file h200.json
 """
-#: The number of times that one launch reads its arrays to measure the bandwidth of the cache, on an accelerator and on
-#: a CPU. Only the first pass reads memory, so most bytes come from the cache: 97 % on an accelerator.
+#: To measure the bandwidth of the cache, one launch reads its arrays this many times. The first number is for
+#: accelerators, the second for CPUs. Only the first pass reads memory, so on an accelerator 97 % of the bytes come from
+#: the cache.
 _PASSES_OVER_CACHE, _CPU_PASSES_OVER_CACHE = 32, 8
 #: The time budget for measuring the bandwidth of memory, as a share of the budget for one dtype's matmul ceilings.
 #: Measuring the bandwidth of the cache gets the same budget.
 _BANDWIDTH_SHARE_OF_DTYPE_BUDGET = 0.75
-#: The minimum number of seconds for a thorough matmul search. With less time mamf searches with --quick, because a
-#: thorough search would end before it has found the ceiling under sustained load.
+#: The minimum number of seconds for a thorough matmul search. With less time, a thorough search would end before it
+#: finds the ceiling under sustained load, so mamf searches with --quick.
 _MIN_THOROUGH_SEARCH_SECONDS = 40.0
-#: The sizes of the arrays that bandwidth searches read, relative to the size of the cache. The search for the cache's
-#: bandwidth divides this size by each divisor, and the search for memory's bandwidth multiplies it by each multiple. On
-#: a CPU, reading an array 256 times the size of the cache would take minutes, so mamf skips it.
+#: The sizes of the arrays that bandwidth searches read. To find the bandwidth of the cache, mamf divides the size of
+#: the cache by each divisor. To find the bandwidth of memory, mamf multiplies the size of the cache by each multiple.
+#: On a CPU mamf skips the multiple 256, because reading such a large array would take minutes.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
 #: The maximum size of an array is the free memory divided by _FREE_MEMORY_DIVISOR. For a device that does not report
 #: its memory, mamf assumes _DEFAULT_MEMORY_BYTES.

@@ -1,4 +1,7 @@
-"""Implement the command ``mamf show LOG``: print the report of a run log, as the run itself did, in any format."""
+"""Implement the command ``mamf show LOG``: print the report of a run log in any format.
+
+The run itself prints the same report when it ends.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Implement the command ``mamf verify``: compute random problems with every kernel on all devices at once, and check
-every element of each output, to find devices and kernels that compute wrong results.
+"""Implement the command ``mamf verify``: run random problems with every kernel, on all devices at the same time, and
+check every element of each output. This finds devices and kernels that compute wrong results.
 """
 
 from __future__ import annotations

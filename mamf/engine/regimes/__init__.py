@@ -4,14 +4,15 @@ Under matmul load, a power-limited accelerator has two repeatable states, and a 
 uncontrolled mix of the two (docs/measuring.md has the evidence). So every figure names the regime that measured it:
 
 - **burst**: rest until the requested clock is back at its maximum, then launch a train (a few launches) that ends
-  before the slow power controller (20 to 50 ms) reacts. A fast power controller lowers the true clock within some 10
-  us, also in burst.
+  before the slow power controller (20 to 50 ms) reacts. A second, fast power controller lowers the true clock within
+  about 10 us, even in burst.
 - **sustained**: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s.
 - **classic**: run mamf-finder's published loop, for comparison with the tables that mamf-finder's author published.
-- **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate.
+- **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate. spaced rests before each
+  launch, and loaded launches back to back.
 
-One regime object serves a whole run, because the launches so far decide how long the device must rest, or be loaded to
-warm up, before the next shape.
+One regime object serves a whole run, because it must remember the earlier launches. They determine how long the device
+must rest or warm up before the next shape.
 """
 
 from __future__ import annotations

@@ -34,16 +34,17 @@ def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, obje
     return start, backend.record_mark()
 
 
-# The number of iterations of a loop after which mamf checks that the backend's clock has advanced. Even a coarse clock
-# advances within this many iterations with launches.
+# mamf checks that the backend's clock has advanced each time a loop has run this many iterations. Each iteration
+# launches a kernel, so even a coarse clock has advanced by then.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
 _USUAL_ROW_SECONDS = 1.0
 #: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
 _FLUSHES_AHEAD_OF_MARKS = 16
-#: mamf measures the time between a mark and an idle mark with several pairs of marks. These are the numbers of cache
-#: flushes that it queues ahead of each pair. A slow host needs the largest number.
+#: mamf measures the time between a mark and an idle mark with several pairs of marks. For each pair, this tuple has the
+#: number of cache flushes that mamf queues first, to keep the device busy until the host has queued both marks. A slow
+#: host needs the largest number.
 _FLUSHES_AHEAD_OF_MARK_PAIRS = (2, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, 128)
 
 
@@ -52,7 +53,7 @@ class StoppingRule:
     """A rule that says when a measurement has enough samples.
 
     - ``precision``: the measurement stops when the 95 % interval of its mean or median is within plus or minus this
-      share. The interval is computed from the scatter of the samples.
+      share of the value. The interval is computed from the scatter of the samples.
     - ``max_seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
     - ``max_samples``: the measurement stops here even if the interval is still too wide.
     - ``deadline``: the backend time (``Backend.now``) at which the time budget of the run ends; None: no budget.
@@ -78,8 +79,8 @@ class StoppingRule:
     ) -> bool:
         """Return whether to stop taking samples, after ``elapsed_seconds`` and at backend time ``now``.
 
-        ``is_representative``: False if the samples are too few to judge their scatter, so that the measurement must not
-        stop because of its precision. ``statistic``: what must be precise, ``mean`` or ``median``.
+        ``is_representative``: False if there are too few samples to judge their scatter. The measurement then does not
+        stop because of its precision. ``statistic``: the statistic that must be precise, ``mean`` or ``median``.
         """
         if self.is_budget_over(now):
             return True
@@ -176,7 +177,7 @@ class Regime(ABC):
 
     @property
     def fixed_visit_seconds(self) -> float:
-        """The seconds that one measurement of a shape takes, if its length is fixed; 0 if it can be cut short."""
+        """The seconds that every measurement of a shape takes; 0 if this regime can end a measurement early."""
         return 0.0
 
     @property
@@ -246,9 +247,10 @@ class Regime(ABC):
         return mark, self.queue_idle_mark(mark)
 
     def wait_and_record_gap(self, checked: CheckedKernel, end_mark: object, idle_mark: object) -> None:
-        """Wait for the device. Then store the gap from ``end_mark``, the mark after the last launch, to ``idle_mark``,
-        a later mark that waits for all queues of the device, in ``checked.idle_mark_gap_seconds``. Store nothing if
-        ``idle_mark`` is None.
+        """Wait for the device, then append the seconds between two marks to ``checked.idle_mark_gap_seconds``.
+
+        ``end_mark``: the mark after the last launch. ``idle_mark``: a later mark that waits for all queues of the
+        device; None to append nothing.
         """
         self.backend.synchronize()
         if idle_mark is not None:
@@ -258,17 +260,18 @@ class Regime(ABC):
         """Raise WrongResultError if the device was still working after the end marks of launches that took
         ``launch_seconds`` each. In that case the kernel works in a queue that its end mark does not wait for.
 
-        mamf compares gaps: the time from an end mark to a mark that waits for all queues. It uses the median gap,
-        because another process may delay a few marks. The gap also becomes longer if the process creates new streams
-        (on an H100 it then varies from 4 to 12 us). So if the gap is longer than before the measurement, mamf measures
-        _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the largest median of these groups.
+        mamf measures the gap: the time from an end mark to a mark that waits for all queues. mamf uses the median of
+        several gaps, because another process may delay a few marks. A longer gap does not prove unseen work, because
+        creating streams also lengthens the gap (on an H100 to between 4 and 12 us). So if the gap is longer than before
+        the measurement, mamf measures _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the
+        largest median of these groups.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gap_seconds or [0.0]),
             max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * launch_seconds),
         )
-        # Return if the gap is as short as usual, or if no gap was measured, because the device has no idle marks or
-        # always reached the end mark before the host had queued the idle mark.
+        # Return if the gap is as short as usual. Also return if no gap was measured: the device has no idle marks, or
+        # it always reached the end mark before the host could queue the idle mark.
         if not checked.idle_mark_gap_seconds or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
         flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gap_seconds), _MAX_GAPS_PER_MEDIAN)
@@ -304,9 +307,9 @@ class Regime(ABC):
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
 
     def require_advancing_clock(self, finished_rounds: int) -> None:
-        """Raise PluginError if the backend's clock does not advance during a loop that ends after a certain time,
-        because such a loop would never end. Call this method in each iteration of the loop. ``finished_rounds``: the
-        number of iterations so far.
+        """Raise PluginError if the backend's clock does not advance. Call this method in each iteration of a loop that
+        runs for a certain time: if the clock stands still, the loop would never end. ``finished_rounds``: the number of
+        iterations so far.
         """
         if finished_rounds % _ROUNDS_PER_CLOCK_CHECK:
             return
@@ -327,14 +330,13 @@ class Regime(ABC):
 _MAX_CHECKED_SLOWDOWN_RATIO = 2.0
 #: mamf needs at least this many checked launches to judge, because fewer may all be slow by chance.
 _MIN_CHECKED_LAUNCHES = 4
-#: The longest time for which a device may still work after the end event of a launch: these seconds or this share of
-#: the launch's time, whichever is longer. If the device works for longer, the kernel uses another queue, which the
-#: events do not time.
+#: After the end event of a launch, a device may still work for this many seconds or this share of the launch's time,
+#: whichever is longer. If the device works for longer, the kernel uses another queue, which the events do not time.
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: If the process creates streams, the time from a mark to an idle mark grows by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
-#: To measure how much time passes from a mark to an idle mark if the device runs no launch, mamf computes this many
-#: medians, each from at most this many pairs of marks.
+#: To measure the time from a mark to an idle mark without a launch, mamf computes _GAP_MEDIAN_COUNT medians, each from
+#: at most _MAX_GAPS_PER_MEDIAN pairs of marks.
 _GAP_MEDIAN_COUNT, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 
@@ -414,7 +416,7 @@ class CheckedKernel:
         return backend.now() - start_time
 
     def change_operands_and_poison(self) -> None:
-        """Change the operands, if the kernel can, and poison the outputs (overwrite them with wrong values), so that
+        """Change the operands if the kernel can do that, and poison the outputs: overwrite them with wrong values. Then
         the outputs become right only if a later launch computes them.
         """
         if self.prepared.change_operands is not None:
@@ -428,8 +430,8 @@ class CheckedKernel:
         self._launched.clear()
 
     def verify_last_outputs(self, checks_all_elements: bool = False) -> None:
-        """Verify the output of the last launch with each set of operands: compare some of its elements with a
-        reference, and then all elements if ``checks_all_elements``. Raise WrongResultError if an output is wrong.
+        """Verify the output of the last launch for each set of operands. First compare some elements with a reference,
+        then all elements if ``checks_all_elements`` is True. Raise WrongResultError if an output is wrong.
         """
         for index in sorted(self._launched):
             for check in (self.prepared.verify, self.prepared.verify_whole if checks_all_elements else None):
@@ -438,7 +440,8 @@ class CheckedKernel:
 
     def _record_verdict(self, verdict: Verdict, index: int) -> None:
         if not verdict.ok:
-            # Locate the error first, because ``require_unchanged_operands`` may undo the change of the operands.
+            # Locate the error now, while the operands still belong to this output: ``require_unchanged_operands`` may
+            # restore the original operands.
             try:
                 wrong = self.prepared.locate_wrong_cells and self.prepared.locate_wrong_cells(
                     index, self._returned[index]
@@ -452,6 +455,6 @@ class CheckedKernel:
         self.verdict = replace(worst, details={**self.verdict.details, **verdict.details})
 
     def require_unchanged_operands(self) -> None:
-        """Raise WrongResultError, which names the operands, if launches have changed any of their operands."""
+        """Raise WrongResultError if launches have changed any of their operands. The error names these operands."""
         if changed := self.prepared.list_changed_operands():
             raise WrongResultError(Verdict(math.inf, 0.0, {"changed operands": " ".join(changed)}))

@@ -71,8 +71,8 @@ class SustainedRegime(Regime):
     launches, and nothing runs between them. If the host pauses for so long that the device idles between two blocks,
     the idle time does not count.
 
-    ``settling_seconds_after_rest``: how many seconds to load the device after the rest before a visit, so that the
-    power controller settles before the measured part of the visit. None if the device does not rest before visits.
+    ``settling_seconds_after_rest``: if not None, the device rests before each visit. After the rest, mamf loads the
+    device for this many seconds before it measures, so that the power controller settles.
 
     While a device is loaded, its power controller can stay in one of several states, whose rates differ by up to 1.3 %.
     After a rest, the power controller chooses a state again. So the mean of several visits is repeatable only if the

@@ -4,10 +4,12 @@ The reference consists of matmuls and a softmax in float64 (float32 if a device 
 code is independent of the kernels. The reference runs on the device, because one head of 16384 tokens takes 10**12
 FLOP. In this file, O is the output, P the softmax, S the scores, and dX the gradient of X.
 
-A quick check compares one random row in 64 of O and of dQ, in the first and the last head. A full check compares:
+A quick check compares a sample of rows of O and dQ in the first and the last head: one random row in each group of 64.
+A full check compares:
 
 - in the first and the last head, all of O and all gradients;
-- in all heads, one random row in 64 of O and of dQ, so that an error in a whole tile of 128 rows is always found;
+- in all heads, one random row of O and of dQ in each group of 64, so that an error in a whole tile of 128 rows is
+  always found;
 - in all heads, the sums of dK and dV along the keys. Their expected values can be computed without a matmul;
 - in one head, a few rows of O, with a reference that the host computes.
 """
@@ -40,8 +42,8 @@ _ROW_SAMPLING_INTERVAL = 64
 # A check that samples rows of all heads processes the heads in chunks. In each chunk, the largest tensor (the scores or
 # an operand) has about this many elements.
 _ELEMENTS_PER_HEAD_CHUNK = 2**24
-# The host compares _ROWS_COMPARED_ON_HOST rows of one head. It skips this check if the keys of a head, which mamf must
-# copy to the host, have more than _MAX_KEY_ELEMENTS_ON_HOST elements.
+# The host compares _ROWS_COMPARED_ON_HOST rows of one head. For this, mamf copies the keys of this head to the host. If
+# the keys have more than _MAX_KEY_ELEMENTS_ON_HOST elements, mamf skips the comparison.
 _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_COMPARED_ON_HOST = 2**22, 4
 
 
@@ -112,10 +114,10 @@ def judge_distance(
 ) -> Verdict:
     """Return whether results with this distance from the reference are right.
 
-    Check the relative errors, the error of the worst row of the output and, for an exact kernel, the slope errors,
-    which reveal a wrong scale even if it is too close to 1 to show in the relative errors. ``error_bound``: the largest
-    relative error of a correct output. ``gradient_tolerance_factor``: how many times larger than ``error_bound`` the
-    relative error of a gradient may be.
+    Check the relative errors and the error of the worst row of the output. For an exact kernel, also check the slope
+    errors. They reveal that a result is scaled by a factor very close to 1, which hardly changes the relative errors.
+    ``error_bound``: the largest relative error of a correct output. ``gradient_tolerance_factor``: how many times
+    larger than ``error_bound`` the relative error of a gradient may be.
     """
     # A single missing row hardly changes the norm of a long output, so check the worst row against its own limit.
     row_error = (
@@ -172,8 +174,8 @@ def compare_rows(
     """
     device = operands["q"].device
     group_starts = torch.arange(0, shape.seqlen_q + _ROW_SAMPLING_INTERVAL, _ROW_SAMPLING_INTERVAL, device=device)
-    # Include the last row, because the relative error of dQ needs a row whose dQ is not 0. Under a causal mask, dQ is 0
-    # in the first row.
+    # Always include the last row. Under a causal mask, dQ is 0 in the first row, and the relative error of dQ is
+    # undefined if dQ is 0 in all compared rows.
     rows = (group_starts + draw_integers(_ROW_SAMPLING_INTERVAL, group_starts.shape, device)).clamp_max(
         shape.seqlen_q - 1
     )
@@ -224,9 +226,11 @@ def compute_key_sum_error(
     """Return the largest error of the sums of ``dk`` and ``dv`` along the keys, relative to the norm of the summands.
 
     Each row of P sums to 1 and each row of dS to 0. So the sum of dV = P^T dO along the keys is the sum of dO over the
-    queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0. With a single query, each element of dV is a
-    product of two 16-bit numbers, and all products may be rounded in the same direction. So subtract from the error of
-    dV the largest possible rounding of each element, which is half the dtype's epsilon times the element.
+    queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0.
+
+    Rounding errors largely average out in these sums, except for dV with a single query: all its elements may be
+    rounded in the same direction. In this case, subtract the largest possible rounding error, which is half the dtype's
+    epsilon times the sum of the absolute values of dV.
     """
     blind_query_count = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     max_error = 0.0
@@ -244,9 +248,9 @@ def compute_key_sum_error(
 
 
 def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest relative error of a row, which is infinite if a row contains NaN.
+    """Return the largest relative error of a row. The error is infinite if a row contains NaN.
 
-    For a row whose expected values are all 0, use the norm of the difference instead of the relative error.
+    If the expected values of a row are all 0, its relative error is undefined. Use the norm of its error instead.
     """
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     norm = torch.linalg.vector_norm(expected, dim=-1)
@@ -342,8 +346,8 @@ def yield_row_blocks(
         yield block, masked
 
 
-# Parameters of inputs with block structure: the number of tokens in a block, the number of axes, one of which the keys
-# of each block point along, and the strength of this pattern relative to the random values. At a strength of 2.2 the
+# Parameters of inputs with block structure: the number of tokens in a block, the number of axes, and the strength of
+# the pattern relative to the random values. All keys of a block point along the same axis. At a strength of 2.2, the
 # keys of a block are similar enough for kernels that skip only blocks of similar keys.
 _TOKENS_PER_STRUCTURE_BLOCK = 128
 _STRUCTURE_AXIS_COUNT = 10
@@ -353,9 +357,9 @@ _STRUCTURE_STRENGTH = 2.2
 def make_block_structured_inputs(
     q: torch.Tensor, k: torch.Tensor, sparsity: float, sequence_dim: int
 ) -> dict[str, torch.Tensor]:
-    """Add a pattern to q and k, so that each query attends only to a share of 1 - ``sparsity`` of the key blocks.
+    """Add a pattern to q and k that makes each query attend to a share of 1 - ``sparsity`` of the key blocks.
 
-    With random q and k alone, every key affects the output a little. The pattern makes the keys of a block point along
+    With purely random q and k, every key affects the output a little. The pattern makes the keys of a block point along
     one of _STRUCTURE_AXIS_COUNT axes, and makes each query point along the axes of the keys to which it attends. All
     other keys get a softmax weight of almost 0. ``sequence_dim``: the index of the sequence dimension, 2 or 1. Return
     the new q and k by name.
@@ -384,10 +388,10 @@ def _count_attended_axes(sparsity: float) -> int:
 
 
 def compute_attended_share(sparsity: float, key_count: int) -> float:
-    """Return the largest share of key blocks to which any query attends, in inputs with block structure.
+    """Return the share of key blocks to which a query attends, in inputs with block structure.
 
-    ``sparsity``: the argument of ``make_block_structured_inputs``. ``key_count``: the number of keys. The share differs
-    between queries if the number of blocks is not a multiple of the number of axes.
+    If the number of blocks is not a multiple of the number of axes, the share differs between queries. Then return the
+    largest share. ``sparsity``: the argument of ``make_block_structured_inputs``. ``key_count``: the number of keys.
     """
     blocks = -(-key_count // _TOKENS_PER_STRUCTURE_BLOCK)
     sizes = [len(range(group, blocks, _STRUCTURE_AXIS_COUNT)) for group in range(_STRUCTURE_AXIS_COUNT)]
@@ -406,12 +410,13 @@ def verify_nan_and_infinity(
 ) -> Verdict:
     """Verify a launch with an infinity in V and a NaN in Q.
 
-    The infinity is in one column of V, in the row of a key that all queries see. So no element of this column of the
-    output may be finite. The NaN should make a row of the output NaN. If it does not, the verdict is still ok, and its
-    details count the elements of this row that are finite. All other elements of the output must equal those of a
-    launch without the special values. The operands, and the output that ``launch`` returns, have the shape [batch,
-    heads, sequence, head dimension]. If there may be no key that all queries see, check nothing and return a verdict
-    that is ok.
+    The infinity is in one column of V, in the row of a key that all queries see. So the same column of the output must
+    contain only infinities and NaN. The NaN in Q should make a row of the output NaN. If elements of this row are
+    finite, the verdict is still ok, and its details count these elements. All other elements of the output must equal
+    those of a launch without the special values.
+
+    The operands, and the output that ``launch`` returns, have the shape [batch, heads, sequence, head dimension]. If no
+    key is certain to be visible to all queries, skip the check and return a verdict that is ok.
     """
     if shape.window is not None or (shape.causal and shape.seqlen_q > shape.seqlen_k):
         return Verdict(0.0, 0.0)

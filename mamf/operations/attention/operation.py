@@ -2,9 +2,9 @@
 
 A multiply-add of Q K^T and of P V, where P is the softmax, counts as 2 FLOP. A forward pass without a mask has
 2*b*h*sq*sk*(d + dv) FLOP: b sequences, h heads, sq queries and sk keys per sequence, and head dimensions d of keys and
-dv of values. With a causal mask or a window, only unmasked pairs of a query and a key count. A backward pass counts 2.5
-times its forward pass (five matmuls instead of two, because it computes the scores again), or 2 times by the convention
-of model FLOP, which ignores recomputation. This module does not import torch.
+dv of values. With a causal mask or a window, only unmasked pairs of a query and a key count. A backward pass has 2.5
+times the FLOP of its forward pass: five matmuls instead of two, because it computes the scores again. The convention of
+model FLOP ignores this recomputation and counts 2 times. This module does not import torch.
 """
 
 from __future__ import annotations
@@ -225,7 +225,7 @@ class AttentionProblem(CheckedProblem):
     - ``sparsity``: the share of key blocks that hardly affect the output of a query. mamf generates inputs with this
       share to measure kernels that skip such blocks. 0: ordinary inputs.
 
-    Raises UsageError if the sparsity is not from 0 to 1, or another field has an unknown value.
+    Raises UsageError if the sparsity is negative or at least 1, or if another field has an unknown value.
     """
 
     operation: ClassVar[str] = "attention"
@@ -294,14 +294,14 @@ class AttentionProblem(CheckedProblem):
         return itemsize * {"fwd": forward, "bwd": backward, "fwd+bwd": forward + backward}[self.direction]
 
     def list_buffers(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        """Return the device buffers for ``sets`` operand sets, by name: ``q``, ``k``, ``v`` and, for a backward pass,
-        ``do``, the gradient of the output.
+        """Return the device buffers of a launch, by name: ``q``, ``k``, ``v`` and, for a backward pass, ``do``, the
+        gradient of the output. ``sets``: the number of operand sets for which each buffer has space.
         """
         names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
         return {name: Buffer(round_up_to_alignment(shape.element_counts[name]) * sets, self.dtype) for name in names}
 
     def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of the buffers, plus the traffic of a launch as an estimate of the size of its results."""
+        """Return the bytes of the buffers plus the traffic of a launch, which estimates the size of the results."""
         return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets).values()) + self.compute_traffic_bytes(
             shape
         )
@@ -375,8 +375,8 @@ _DEFAULT_SIZES: Mapping[str, Sequence[Any]] = {
     "seqlen_q": (None,),
     "batch": (None,),
 }
-# The default number of tokens in a batch. It is smaller on a CPU, because work that takes an accelerator a millisecond
-# takes a CPU seconds.
+# The default number of tokens in a batch. It is smaller on a CPU, because a CPU is about a thousand times slower than
+# an accelerator.
 _DEFAULT_BATCH_TOKENS, _DEFAULT_CPU_BATCH_TOKENS = 16384, 1024
 # The default number of query heads times the head dimension.
 _DEFAULT_HIDDEN_SIZE = 2048

@@ -68,7 +68,7 @@ class SageAttention1(_SageAttention):
     """The kernel of SageAttention 1, in Triton. It subtracts the mean of K in place, so each launch passes a copy of K.
 
     Without the copy, the first launch would change the operands of later launches. The time of the launch includes the
-    copy, which reads and writes K once, because a model that uses K afterward has to copy it too.
+    copy, because a model that uses K afterward has to copy K too.
     """
 
     name = "sage-1"

@@ -1,9 +1,11 @@
-"""Call SpargeAttention, a SageAttention that skips blocks of keys that it predicts to be irrelevant.
+"""Call SpargeAttention, a variant of SageAttention that predicts which blocks of keys are irrelevant and skips them.
 
-SpargeAttention has no backward pass. How many blocks can be skipped depends on the data. If every block matters, a
-kernel that skips blocks below a threshold skips nothing, and a kernel that skips a fixed share of the blocks ("topk")
-gives a wrong result. So mamf lets ``topk`` kernels keep the share of blocks that matters in the inputs (see
-``AttentionProblem.sparsity``), and reports the share of blocks that a kernel skipped.
+SpargeAttention has no backward pass. How many blocks a kernel can skip depends on the data. On random data, every block
+matters. A kernel that skips blocks below a threshold then skips nothing, and a kernel that skips a fixed share of the
+blocks ("topk") gives a wrong result.
+
+So mamf can generate inputs in which only some blocks matter (see ``AttentionProblem.sparsity``). A ``topk`` kernel
+keeps the share of blocks that matters in these inputs. mamf reports the share of blocks that a kernel skipped.
 """
 
 from __future__ import annotations
@@ -70,8 +72,8 @@ class _SpargeAttention(QuantizedAttention):
 class _SpargeFp16(_SpargeAttention):
     capability_range = (8, 0), (9, 0)
     matmul_dtypes = ("int8", "float16")
-    #: int8 causes an error of 1.3e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks,
-    #: which contribute a little to the correct output.
+    #: Rounding to int8 causes an error of 1.3e-2 on normal data (see sage.py). The limit is larger, because skipped
+    #: blocks would contribute a little to the output.
     tolerance = 5e-2
 
 
@@ -80,8 +82,8 @@ class _SpargeFp8(_SpargeAttention):
     # float16 kernel.
     capability_range = (8, 9), (9, 0)
     matmul_dtypes = ("int8", "float8_e4m3fn")
-    #: fp8 causes an error of 4e-2 on normal data (see sage.py). The rest of this limit is for the skipped blocks, which
-    #: contribute a little to the correct output.
+    #: Rounding to fp8 causes an error of 4e-2 on normal data (see sage.py). The limit is larger, because skipped blocks
+    #: would contribute a little to the output.
     tolerance = 1e-1
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:

@@ -62,10 +62,9 @@ ERROR_BOUND_BY_DTYPE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "f
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error of a gradient in results/ is 3.3e-3.
 _GRADIENT_TOLERANCE_FACTOR = 2.0
-# In float16, the gradients of scores may be subnormal: the gradient of a score is about the variance of the data (1/3
-# or more) divided by the number of keys that a query sees. This is the smallest subnormal number of the dtype. Rounding
-# a subnormal gradient to a multiple of this number adds an error of up to 0.87 times this number times the number of
-# keys.
+# The smallest subnormal number of a dtype. In float16, the gradient of a score may be so small that it is rounded to a
+# multiple of this number. The gradient is about the variance of the data (1/3 or more) divided by the number of keys
+# that a query sees. So the rounding adds a relative error of up to 0.87 times this number times the number of keys.
 _MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
 # The operands whose signs mamf changes between launches, by direction. For ``bwd`` mamf does not change V, because all
 # launches use the same forward pass, which saved V.
@@ -160,8 +159,8 @@ class TorchAttention(AttentionKernel):
             for buffers in buffer_sets
         ]
         if problem.direction == "bwd":
-            # Run a forward pass first, so that the library allocates the memory that it allocates only once, such as a
-            # workspace. Otherwise this memory would count as memory of the saved forward passes, measured below.
+            # Run a forward pass before the memory is measured below. Some libraries allocate memory only in their first
+            # launch, for example a workspace. This memory must not count as memory of the saved forward passes.
             attentions[0].make_launch(forward_pass)
             attentions[0].saved_output = None
         bytes_before = backend.read_allocated_memory_bytes()
@@ -199,7 +198,7 @@ class TorchAttention(AttentionKernel):
 
 
 class PreparedAttention:
-    """A kernel with one operand set. It makes the function that launches the kernel, and verifies outputs."""
+    """A kernel and the operands of its launches. This class makes the launch function and verifies the output."""
 
     def __init__(
         self,
@@ -333,8 +332,8 @@ class PreparedAttention:
 ComputeCapability = tuple[int, int]
 #: The upper end of the capability range of a library that supports all newer NVIDIA cards.
 NO_MAX_CAPABILITY: ComputeCapability = (99, 9)
-# A pattern that matches the RuntimeErrors of libraries for dtypes, features and sizes that a library or its build does
-# not support.
+# Matches the message of a RuntimeError if a library, or the way it was built, does not support a dtype, feature or
+# size.
 _UNSUPPORTED_ERROR_PATTERN = re.compile(r"\bonly supports? |\bbuild (does not support|has) |\bbuilt with .* disabled")
 
 
@@ -460,8 +459,8 @@ class LibraryAttention(KernelLibrary, TorchAttention):
 
 
 # The tolerance of quantized kernels for inputs with block structure. For these inputs, rounding to int8 causes larger
-# errors, because the scores differ by 14 and more. A numerical model of int8 with a scale per block predicts an error
-# of 6.7e-2. The limit is about twice as large.
+# errors, because the scores of attended keys are far above those of other keys. A numerical model of int8 with a scale
+# per block predicts an error of 6.7e-2. The limit is about twice as large.
 _BLOCK_STRUCTURE_TOLERANCE = 1.5e-1
 
 

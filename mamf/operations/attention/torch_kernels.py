@@ -179,7 +179,7 @@ def compute_softmax_weights(unscaled_scores: torch.Tensor, head_dim: int, masked
 
 
 class CompiledEagerAttention(EagerAttention):
-    """The kernel ``eager``, compiled with torch.compile, without the compiler's passes that replace it with SDPA."""
+    """The kernel ``eager``, compiled with torch.compile. Compiler passes that would replace it with SDPA are off."""
 
     name = "compiled-eager"
     is_tried_by_default = False

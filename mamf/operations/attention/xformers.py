@@ -52,8 +52,9 @@ class XFormersAttention(LibraryAttention):
         try:
             output: torch.Tensor = function.memory_efficient_attention(q, k, v, attn_bias=bias)
         except NotImplementedError as error:
-            # No operator of xFormers supports the inputs. The error message first describes the inputs. Then it gives
-            # each operator's reason, in a line that begins with the operator's name in backticks. Keep only reasons.
+            # No operator of xFormers supports the inputs. The error message first describes the inputs. After that, a
+            # line that begins with an operator's name in backticks says why this operator cannot run. Remove the
+            # description of the inputs.
             reasons = re.sub(r"\A.*?\n(?=`)", "", str(error), flags=re.DOTALL)
             raise UnsupportedError(" ".join(reasons.split())) from error
         return output.flatten(2, 3) if output.ndim == 5 else output

@@ -1,11 +1,12 @@
-"""Define the operation ``bandwidth``, which passes over arrays: array sizes, access patterns and exact byte counts.
+"""Define the operation ``bandwidth``, which reads and writes whole arrays: its array sizes, access patterns and exact
+byte counts.
 
 mamf counts bytes like STREAM: the bytes that a pass reads plus the bytes that it writes, each array once. It does not
 count cache lines that are fetched before a write (write allocate). Compared with other tools on the same device:
 
-- ``copy`` (a = b) is STREAM's and BabelStream's Copy, and its rate is twice that of nvbandwidth's
-  ``device_local_copy``, which counts each copied byte only once (see its memcpy.cpp). If nvbandwidth reports 1519 GB/s
-  on an H100, mamf reports 3.04 TB/s.
+- ``copy`` (a = b) is Copy in STREAM and BabelStream. Its rate is twice the rate of ``device_local_copy`` in
+  nvbandwidth, which counts each copied byte once (see its memcpy.cpp). If nvbandwidth reports 1519 GB/s on an H100,
+  mamf reports 3.04 TB/s.
 - ``triad`` (a = b + s*c) is STREAM's and BabelStream's Triad. It reads two arrays and writes one.
 - STREAM and BabelStream do not have ``read`` (the sum of b). BabelStream's Dot also only reads, but two arrays.
 - STREAM and BabelStream do not have ``write`` (a = s). BabelStream's Init writes arrays, but is timed separately.
@@ -41,13 +42,13 @@ _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "t
 _FLOP_PER_ELEMENT_BY_PATTERN = {"copy": 0, "read": 1, "write": 0, "triad": 2}
 #: The number of arrays of ``triad``, the access pattern with the most arrays.
 MAX_ARRAY_COUNT = 3
-#: If the arrays have at least this number of bytes in total, all launches use a single operand set: after a launch,
-#: even the largest cache (1.1 GB on an EPYC 9684X) contains almost no data that the next launch can use.
+#: If the arrays together have at least this number of bytes, all launches use the same operand set. Even the largest
+#: cache (1.1 GB on an EPYC 9684X) is then too small to keep much data for the next launch.
 _MIN_SINGLE_SET_BYTES = 4 * 2**30
 #: The size in bytes that mamf assumes for the last-level cache of a device that does not report the size.
 DEFAULT_CACHE_BYTES = 32 * 2**20
 #: A pass measures memory, not a cache, if its arrays together are at least this many times as large as the last-level
-#: cache. Then the cache can save at most a sixteenth of the traffic. On an H200 it saved 1 % of 1 GiB of writes.
+#: cache. The cache can then save at most a sixteenth of the traffic. On an H200, it saved 1 % of 1 GiB of writes.
 MIN_ARRAYS_TO_CACHE_RATIO = 16
 _BYTES_BY_UNIT = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _BYTE_SIZE_PATTERN = re.compile(r"(\d+)(GiB|MiB|KiB)?", re.ASCII)
@@ -99,7 +100,7 @@ class BandwidthShape:
 
 @dataclass(frozen=True)
 class BandwidthProblem(CheckedProblem):
-    """All parameters of a launch that passes over arrays, except their size.
+    """All parameters of a bandwidth launch except the size of the arrays.
 
     ``warm``: the number of passes over the same arrays within one launch. The rate counts the bytes of all passes.
     Several passes measure a cache: arrays that fit in the cache come from memory in the first pass only.
@@ -188,7 +189,8 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 # mamf rejects a measured rate as impossible if it is above this many times the datasheet's bandwidth. The margin is
 # small, because no card raises its memory clock by default.
 _MAX_DATASHEET_RATIO = 1.02
-# If a launch moves at least this many times the size of the cache, memory serves at least half of the bytes.
+# If a launch moves at least this many times the size of the cache, at least half of the bytes come from or go to
+# memory.
 _MIN_TRAFFIC_TO_CACHE_RATIO = 2
 # The size in bytes that mamf assumes for the memory of a device that does not report the size.
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
@@ -242,8 +244,8 @@ class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
         """Return whether a measurement of this shape may become a ceiling, the highest confirmed rate of the device.
 
-        With a single pass per launch, the arrays must be so large that memory serves the pass. Several passes measure a
-        cache, so any shape may become the ceiling.
+        If a launch has one pass, the arrays must be too large for a cache to serve the pass. If it has several passes,
+        it is meant to measure a cache, so any shape may become the ceiling.
         """
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 

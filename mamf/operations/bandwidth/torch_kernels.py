@@ -1,7 +1,8 @@
-"""Measure memory bandwidth with torch tensors: with torch's functions, as models call them, and with Triton kernels.
+"""Measure memory bandwidth with torch tensors. One kernel calls torch's functions, as models do. Another is written in
+Triton.
 
-The base class of these kernels verifies all elements on the device, because the arrays are too large to copy to the
-host. The host verifies sampled elements again in float64, so that mamf does not depend only on the device's own check.
+Their base class verifies all elements on the device, because the arrays are too large to copy to the host. The host
+then verifies a sample of the elements in float64, in case the check on the device is wrong.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SAMPLED_ELEMENT_COUNT = 256
 # Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|. If this sum is smaller than the
 # constant below, verification divides by the constant, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
-# The sum of an array must fit in its dtype even if it deviates from its mean by this many standard deviations.
+# A dtype must be able to represent the sum of an array even if the sum is this many standard deviations from its mean.
 _MAX_SUM_DEVIATIONS = 6
 
 
@@ -48,7 +49,8 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
     def bind_operands(
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
-        """Return the launch, its output, and how many times the sums of the pattern ``read`` count each element.
+        """Return the launch function, its output and, for the pattern ``read``, how many times the output counts each
+        element.
 
         The launch runs all passes. The output is the array that the passes write or, for the pattern ``read``, a new
         tensor of partial sums.

@@ -40,7 +40,10 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
 
 
 class AiterMla(AiterLibrary, LibraryDecode):
-    """AITER's kernel for decode with a latent (MLA). It writes to an output tensor, which each launch allocates."""
+    """AITER's decode kernel for MLA, where the cache has one latent vector per token instead of keys and values.
+
+    Each launch allocates the output, because AITER's function does not.
+    """
 
     name = "aiter-mla"
     module_name = "aiter.mla"

@@ -1,7 +1,8 @@
-"""Call attention kernels of FlashInfer over a paged cache: decode, prefill, and attention to a latent (MLA).
+"""Call FlashInfer's attention kernels for a paged cache: decode, prefill and MLA (one latent vector per token).
 
-FlashInfer plans each attention on the host, from host copies of the page tables. A server plans once per step for all
-layers of a model, so a launch does not include planning, and mamf reports the time of planning separately.
+Before FlashInfer can launch a kernel, it plans on the host how to divide the work among compute units. A server plans
+once per step, for all layers of the model. So mamf does not time the planning as part of a launch, but reports the time
+of planning separately.
 """
 
 from __future__ import annotations

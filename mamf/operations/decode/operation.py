@@ -2,9 +2,9 @@
 
 A launch computes the attention of one layer: the new tokens of each sequence are the queries, and they attend to the
 cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
-aligned to the bottom right. The FLOP are those of the unmasked pairs of a query and a key. The bytes are those of the
-queries, the output, the tables that locate the tokens, and the cache. Each cached token counts once, even if several
-query heads share it. This module does not import torch.
+aligned to the bottom right. The FLOP count only the unmasked pairs of a query and a key. The bytes count the queries,
+the output, the tables that locate the tokens, and each cached token once, even if several query heads share the token.
+This module does not import torch.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, 
 from mamf.operations.attention.operation import HeadDims
 from mamf.peaks import compute_max_flops, find_bandwidth
 
-#: The names of the distributions of sequence lengths, by the letter that stands for each name in the text of a shape.
+#: The distributions of sequence lengths, by the letter that represents each distribution in the text of a shape.
 LENGTH_DISTRIBUTION_BY_LETTER: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
 #: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
 #: latent, the scale of the scores depends on this dimension.
 _DEEPSEEK_KEY_DIM = 192
-#: With ``tail`` lengths, a sequence has x**3 * ``cache_len`` tokens for a random x from 0 to 1, a quarter on average.
+#: With ``tail`` lengths, a sequence has ``cache_len`` * x**3 tokens, with a random x from 0 to 1 (a mean of 1/4).
 _TAIL_EXPONENT = 3
-#: A graph has enough launches to read _GRAPH_CACHE_BYTES of data, twice the size of the largest last-level cache of any
-#: accelerator, but at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
+#: A graph has enough launches to read _GRAPH_CACHE_BYTES in total, which is twice the largest last-level cache of any
+#: accelerator. The number of launches is at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_AS_QUERIES = "same"
@@ -54,9 +54,9 @@ class DecodeShape:
     - ``is_latent``: whether each token has a single vector with ``head_dim`` elements, which is the key of all heads,
       and whose first ``head_dim_v`` elements are also the value (DeepSeek's MLA with absorbed projections).
 
-    ``str`` writes, and ``parse`` reads, ``b64h32kv8q1c8192ud128p16``. The cache length is followed by u for uniform or
-    t for tail lengths. The head dimension is followed by ``v512`` if values are narrower than keys, ``l`` for a latent,
-    and ``p16`` for pages of 16 tokens.
+    ``str`` returns text such as ``b64h32kv8q1c8192ud128p16``, which ``parse`` reads. After the cache length, u means
+    uniform and t means tail lengths. After the head dimension, ``v512`` means 512 elements per value, ``l`` means a
+    latent, and ``p16`` means pages of 16 tokens.
 
     Raises UsageError if the sizes contradict one another.
     """
@@ -192,7 +192,7 @@ class DecodeShape:
 
 @dataclass(frozen=True)
 class SequenceSizes:
-    """The random sizes of the sequences of a launch.
+    """The sizes of all sequences of a launch. The sequence lengths are random unless all are equal.
 
     - ``sequence_lengths``, ``query_counts``, ``page_counts``: the number of tokens, of new tokens and of pages of each
       sequence.
@@ -437,8 +437,8 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
     ) -> float | None:
         """Return the highest possible rate in bytes/s, or None if no limit is known.
 
-        The result is the lower of two limits: the peak FLOP/s times the bytes per FLOP of a launch and, if the data is
-        too large for the device's cache, the peak memory bandwidth.
+        The compute limit is the peak FLOP/s divided by the FLOP per byte of a launch. The memory limit is the peak
+        bandwidth. It applies only if the data is too large for the device's cache. Return the lower limit.
         """
         if shape is None:
             return None
@@ -454,8 +454,8 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         return find_bandwidth(info.name, info.compute_units)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: TFLOPS, the kernel's time for one cache in microseconds, the memory of
-        a launch and, if the kernel reports it, the planning time.
+        """Return additional columns of a report: TFLOPS, the kernel's time for one cache in microseconds, the memory
+        that a launch needs and, if the kernel reports it, the planning time.
         """
         if not row.ok:
             return {}

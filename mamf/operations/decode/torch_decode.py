@@ -294,8 +294,9 @@ def capture_graph(backend: Backend, operand_sets: Sequence[OperandSet]) -> Opera
     )
 
 
-# The reference computes about _SCORES_PER_CHUNK scores at once, to limit its memory. The host verifies _ROWS_ON_HOST
-# rows, but only if a head has at most _MAX_KEY_ELEMENTS_ON_HOST elements of keys, which mamf must copy to the host.
+# The reference computes about _SCORES_PER_CHUNK scores at once, to limit the memory that it needs. The host verifies
+# _ROWS_ON_HOST rows of one head. It skips this check if the keys of the head have more than _MAX_KEY_ELEMENTS_ON_HOST
+# elements, because these keys are too large to copy to the host.
 _SCORES_PER_CHUNK, _MAX_KEY_ELEMENTS_ON_HOST, _ROWS_ON_HOST = 2**26, 2**22, 4
 
 
@@ -307,8 +308,9 @@ class CacheTables:
     - ``pages_by_sequence``: the page indices of each sequence, in order; empty for a contiguous cache.
     - ``sequence_lengths``: the number of tokens of each sequence.
     - ``last_page_lengths``: the number of tokens in the last page of each sequence.
-    - ``query_starts``, ``token_starts``, ``page_starts``: the index of the first query, the first token (in a
-      contiguous cache) and the first entry in ``concatenated_pages`` of each sequence, followed by the total number.
+    - ``query_starts``, ``token_starts``, ``page_starts``: for each sequence, the index of its first query, of its first
+      token in a contiguous cache, and of its first entry in ``concatenated_pages``. The last element is the total
+      number of queries, tokens or pages.
     - ``concatenated_pages``: the page indices of all sequences, concatenated.
     - ``page_table``: one row of page indices per sequence, padded with 0.
     """

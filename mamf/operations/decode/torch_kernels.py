@@ -18,11 +18,11 @@ from mamf.torch_backend import TorchBackend
 
 
 class SdpaKvcache(TorchDecode):
-    """The kernel scaled_dot_product_attention over a contiguous cache of sequences of equal length.
+    """Call scaled_dot_product_attention on a contiguous cache of sequences of equal length. torch chooses the backend.
 
-    torch chooses the backend of the function. The function aligns a causal mask to the top left, but if there are fewer
-    queries than keys, decode needs a mask that is aligned to the bottom right. So this kernel supports only 1 query,
-    which needs no mask, or equal numbers of queries and keys.
+    Decode needs a causal mask that is aligned to the bottom right, but torch aligns it to the top left. The two masks
+    are the same only with equal numbers of queries and keys. So this kernel supports this case, and single queries,
+    which need no mask.
     """
 
     name = "sdpa-kvcache"

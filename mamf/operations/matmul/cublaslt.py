@@ -1,9 +1,10 @@
-"""Multiply matrices with each algorithm that cuBLASLt's heuristic proposes, also in dtypes that torch.mm lacks.
+"""Multiply matrices with each algorithm that cuBLASLt's heuristic proposes. Support more dtypes than torch.mm.
 
-``torch.mm`` runs only the heuristic's first proposal, which is not the fastest for some shapes, and ``torch._int_mm``
-gives cuBLASLt no workspace. Here each proposal is a separate kernel, and mamf measures which one is fastest.
+``torch.mm`` runs only the heuristic's first proposal, which is not the fastest for some shapes. ``torch._int_mm`` gives
+cuBLASLt no workspace, so it cannot run algorithms that need a workspace. Here each proposal is a separate kernel, and
+mamf measures which one is fastest.
 
-cuBLASLt expects matrices that are stored by columns, but torch stores them by rows. So these kernels let cuBLASLt
+cuBLASLt expects column-major matrices, but torch stores matrices in row-major order. So these kernels let cuBLASLt
 compute the transpose of C, as the transpose of B times the transpose of A.
 """
 

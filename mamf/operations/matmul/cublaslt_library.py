@@ -45,13 +45,13 @@ _SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
     CUDA_DATA_TYPE_BY_DTYPE["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
-# The numbers that identify attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE of A, the same of B,
-# and FAST_ACCUM.
+# The numbers that identify attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE, first for A and then
+# for B; and FAST_ACCUM, which applies to the whole matmul.
 _OPERAND_ATTRIBUTE_NUMBERS, _FAST_ACCUMULATION_ATTRIBUTE_NUMBER = ((3, 17, 31), (4, 18, 32)), 25
 # The number that identifies the attribute MAX_WORKSPACE_BYTES of a matmul preference.
 _MAX_WORKSPACE_ATTRIBUTE_NUMBER = 1
-#: The value of a scaling mode in the enumeration cublasLtMatmulMatrixScale_t, by the number of rows and columns in a
-#: block of values that share a scale. None for the columns means that a block spans all of K.
+#: The value in the enumeration cublasLtMatmulMatrixScale_t for each block size (rows, columns). The values in a block
+#: share a scale. If the number of columns is None, a block spans all of K.
 SCALE_MODE_BY_BLOCK_SIZE: Mapping[tuple[int, int | None], int] = {
     (1, 16): 1,
     (1, 32): 2,
@@ -122,8 +122,8 @@ class CublasLtError(RuntimeError):
     def is_refusal(self) -> bool:
         """Whether the error means that the library or the device does not support the matmul.
 
-        The status INVALID_VALUE counts as a refusal, except in the launch itself: older releases of cuBLASLt return
-        INVALID_VALUE for attributes and layouts that they do not know.
+        The status INVALID_VALUE has this meaning too, unless the launch itself returns it. Older releases of cuBLASLt
+        return INVALID_VALUE for attributes and layouts that they do not know.
         """
         is_invalid = self.status == _STATUS_INVALID_VALUE and self.function_name != _MATMUL_FUNCTION_NAME
         return is_invalid or self.status in (_STATUS_NOT_SUPPORTED, _STATUS_ARCH_MISMATCH)
@@ -191,7 +191,7 @@ def _load_candidate_libraries() -> Iterator[Any]:
         f"cublasLt64_{major}.dll" if is_windows else f"libcublasLt.so.{major}" for major in _SUPPORTED_MAJOR_VERSIONS
     ]
     wheel_paths = [str(Path(root, folder, name)) for name in names for root in sys.path for folder in _LIBRARY_FOLDERS]
-    # A name without a path finds a library that is already loaded, wherever its file is.
+    # First try each name without a path. This finds a library that is already loaded, in whatever folder its file is.
     no_load_flag = getattr(os, "RTLD_NOLOAD", None)
     paths_and_modes = [] if no_load_flag is None else [(name, no_load_flag | os.RTLD_LAZY) for name in names]
     for path, mode in (*paths_and_modes, *((path, ctypes.DEFAULT_MODE) for path in (*wheel_paths, *names))):
@@ -305,8 +305,8 @@ class MatmulDescriptors:
     def destroy_descriptors(self, *objects_to_keep_alive: object) -> None:
         """Destroy all descriptors that this object has created in the library.
 
-        ``objects_to_keep_alive``: ignored. A finalizer that calls this method passes objects that must exist until the
-        call.
+        ``objects_to_keep_alive``: not used. A finalizer passes these objects, so that they exist until it calls this
+        method.
         """
         while self._created_objects:
             object_type, pointer = self._created_objects.pop()

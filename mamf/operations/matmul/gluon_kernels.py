@@ -1,9 +1,14 @@
-"""Compute C = A @ B^T on Hopper in Gluon, Triton's language for layouts and warps.
+"""Compute C = A @ B^T on Hopper in Gluon, a lower-level language of Triton.
 
-This module is imported only if the installed Triton has Gluon. A program has two groups of four warps that multiply,
-and one warp that loads blocks of A and B into a ring buffer of stages in shared memory. A block of A has 64 rows, which
-a group of warps multiplies at once. If there are P programs, each program computes every P-th tile of C, and loads the
-blocks of its next tile while it stores results.
+In Gluon, a program controls memory layouts and the work of each warp. This module is imported only if the installed
+Triton has Gluon.
+
+A program has one warp that loads blocks of A and B into a ring buffer in shared memory, and two groups of four warps
+that multiply these blocks. The slots of the ring buffer are called stages. A block of A has 64 rows, because a group
+multiplies 64 rows with one instruction.
+
+With P programs, program i computes the tiles i, i + P, i + 2P and so on of C. It loads the first blocks of its next
+tile while it stores the results of a tile.
 """
 
 from __future__ import annotations
@@ -76,8 +81,9 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
 ):
     """Compute the part of each tile that belongs to one group of four warps, and write the part to C.
 
-    The part is a block of 64 rows and, if a tile has a third block, half of the columns of that block. Sums stay in
-    registers. While the tensor cores multiply one block of K, the group waits for the operands of the next block.
+    A tile has two or three blocks of 64 rows. Each of the two groups computes one block and, if there is a third block,
+    half of its columns. Sums stay in registers. While the tensor cores multiply one block of K, the group waits for the
+    operands of the next block.
     """
     left, right, store_buffer, ready_barriers, free_barriers = ring_buffer
     tiles_m, tiles_n, steps = tile_and_step_counts

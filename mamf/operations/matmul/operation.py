@@ -42,9 +42,10 @@ from mamf.plugins.discovery import (
     warn_if_plugin_broken,
 )
 
-# This fraction of the random matmuls of ``mamf verify`` has a small C and a long K, because libraries divide a long K
-# among compute units. Two thirds of these matmuls have a K at which cuBLAS 13.1.0 omits the last 8 terms on Hopper.
-# Other versions of cuBLAS omit terms at other lengths: https://github.com/facebookexperimental/triton/pull/2767
+# This fraction of the random matmuls of ``mamf verify`` has a small C and a long K. For these shapes, libraries divide
+# K among compute units, and there have been bugs: at the K in _KNOWN_FAULTY_K_SIZES, cuBLAS 13.1.0 on Hopper omits the
+# last 8 terms of a sum. Two thirds of these matmuls have such a K. Other versions of cuBLAS have the bug at other K:
+# https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
 _LONG_K_M_AND_N_SIZES = (16, 32, 64, 128, 512)
 
@@ -83,7 +84,8 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
         }
         return [f"{name} {value}" for name, value in asdict(problem).items() if value != default_values[name]]
 
-    #: The numbers of matmuls that random shapes may have as their first size. Empty if shapes do not have this size.
+    #: The batch sizes or numbers of experts from which random shapes draw their first size. Empty if shapes have only
+    #: M, N and K.
     random_matmul_counts: ClassVar[tuple[int, ...]] = ()
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
@@ -235,8 +237,8 @@ def _find_usable_kernels(
                 kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
     if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
         return sorted(usable_kernels, key=lambda each: not each.is_default)
-    # Prefer the reason of a kernel that supports the dtype but not the problem, because it is more specific than the
-    # reason of a kernel that does not support the dtype.
+    # Report the reason of a kernel that supports the dtype, if there is such a kernel. This reason is more specific: it
+    # says what else is not supported.
     reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
     raise UnavailableError(
@@ -264,15 +266,16 @@ def get_ceiling_kernels(
     user_kernel_names: Iterable[str] = (),
     warn: Callable[[str], object] = lambda warning: None,
 ) -> dict[str, MatmulKernel]:
-    """Return the kernels with which ceilings were measured, by their names in logs.
+    """Return the kernels that measured the ceilings in a log, by their names in the log.
 
-    - ``ceiling_kernel_names``: the names in logs of the kernels with which ceilings were measured.
-    - ``user_kernel_names``: kernels that are not installed and whose classes the user names (``package.module:Class``).
-    - ``warn``: called with a warning for each kernel that is not installed and that the user does not name. Such a
-      kernel is not in the result, so the caller cannot measure its ceiling again to see how much the speed of the
-      device has changed.
+    The caller measures the ceilings again with these kernels, to see how much the speed of the device has changed.
 
-    Raises UsageError if the user names a kernel with which no ceiling was measured.
+    - ``ceiling_kernel_names``: the names of these kernels in the log.
+    - ``user_kernel_names``: the classes (``package.module:Class``) of the kernels that are not installed.
+    - ``warn``: called with a warning for each kernel that is neither installed nor given by the user. The result omits
+      this kernel.
+
+    Raises UsageError if the user gives a kernel that did not measure a ceiling.
     """
     names, kernels = set(ceiling_kernel_names), {each.name: each for each in map(make_matmul_kernel, user_kernel_names)}
     if kernels_without_ceiling := kernels.keys() - names:

@@ -19,8 +19,8 @@ from mamf.operations.operand_sets import OperandSet, use_float32_precision, view
 from mamf.operations.quantization import QuantizedOperand, swizzle_scales
 from mamf.torch_backend import get_torch_dtype
 
-#: The names in torch.nn.functional.ScalingType, by the number of rows and columns in a block of values that share a
-#: scale. None for the columns means that a block spans all of K.
+#: The name in torch.nn.functional.ScalingType for each block size (rows, columns). The values in a block share a scale.
+#: If the number of columns is None, a block spans all of K.
 _TORCH_SCALING_NAME_BY_BLOCK_SIZE = {
     (1, None): "RowWise",
     (1, 128): "BlockWise1x128",

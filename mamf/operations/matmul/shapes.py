@@ -85,7 +85,7 @@ COMMON_MATMUL_SHAPE = MatmulShape(8192, 8192, 8192)
 
 @dataclass(frozen=True)
 class MatmulGrid:
-    """A grid of matmul shapes: all combinations of the given values of M, N and K with at most ``most_flop`` FLOP.
+    """A grid of matmul shapes: all combinations of the given values of M, N and K that need at most ``most_flop`` FLOP.
 
     The values of a size need not be evenly spaced.
     """
@@ -108,13 +108,13 @@ class MatmulGrid:
 
 @dataclass(frozen=True)
 class SearchOptions:
-    """The options of a search for ceilings, that is, for the shapes and kernels with the most FLOP per second.
+    """The options of a search for ceilings, the highest FLOP per second that any shape and kernel reach.
 
-    The search first measures shapes of the grid with the first kernel. Then it measures shapes that are similar to the
-    fastest shapes, with all kernels.
+    The search has two stages. It first measures shapes of the grid with the first kernel. Then it measures shapes that
+    are similar to the fastest ones, with all kernels.
 
-    - ``scouts``: the maximum number of measurements on the grid.
-    - ``refinements``: the maximum number of measurements around the fastest shapes, for all kernels together.
+    - ``scouts``: the maximum number of measurements in the first stage.
+    - ``refinements``: the maximum number of measurements in the second stage, for all kernels together.
     - ``priors``: shapes to measure before the grid, because they were fast in earlier searches.
     - ``is_quick``: whether to repeat measurements less often.
     """
@@ -194,10 +194,11 @@ MATMUL_PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Return a name for each group of shapes with equal N and K (weights) and different M (numbers of tokens).
+    """Return the name of the weights of each shape, by shape.
 
-    The name is the name of the layer if ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. The
-    result maps each shape to its name. Omit shapes whose N and K occur with only one M.
+    Shapes have the same weights if they differ only in M (the number of tokens). The name is that of the layer if
+    ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Omit a shape if no other shape has its
+    weights.
     """
     token_counts_by_weights: dict[tuple[int, int], set[int]] = {}
     for shape in shapes:
@@ -218,8 +219,9 @@ MATMUL_LAYOUTS = ("nt", "nn", "tn", "tt")
 #: The suffixes that a layout may have. The number in a suffix is the number of unused elements after each stored row of
 #: A and B.
 PADDING_SUFFIXES = ("", "+1", "+8", "+24")
-# The standard deviation of int8 operands, by the kind of data. An int8 C is scaled so that its standard deviation is at
-# most _INT8_MAX (the largest int8 value) divided by _MIN_DEVIATIONS_IN_INT8_RANGE, and few values saturate.
+# The standard deviation of int8 operands, by the kind of data. An int8 C is scaled so that at least
+# _MIN_DEVIATIONS_IN_INT8_RANGE standard deviations fit below _INT8_MAX (the largest int8 value), so few values
+# saturate.
 _INT8_STANDARD_DEVIATIONS = {"normal": 31.7, "uniform": 73.3, "integers": 1.41, "wide": 1.3, "zeros": 0.0}
 _INT8_MAX, _MIN_DEVIATIONS_IN_INT8_RANGE = 127, 6
 #: The dtype of A and B before they are quantized to a scaled format.
@@ -283,7 +285,7 @@ class BaseMatmulProblem(CheckedProblem):
 
     @property
     def has_int8_output(self) -> bool:
-        """Whether the int32 result of int8 operands is scaled, rounded and clamped to an int8 C."""
+        """Whether C is int8. The kernel then scales the int32 result, rounds it and clamps it to the range of int8."""
         return self.dtype == self.out_dtype == "int8"
 
     def compute_output_scale(self, k: int) -> float:
@@ -308,9 +310,9 @@ class BaseMatmulProblem(CheckedProblem):
     def list_buffers(self, shape: BaseMatmulShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
         """Return the device buffers for ``sets`` operand sets, by name: ``a``, ``b`` and ``c``.
 
-        With ``rewrite`` there is also ``c_rewrite``. The regime "classic", which repeats the measurement loop of
-        mamf-finder, copies it over C before each launch. For a scaled format, ``a`` and ``b`` are the values before
-        quantization, and launches read ``a_quantized`` and ``b_quantized``.
+        With ``rewrite`` there is also ``c_rewrite``, which the regime "classic" (the measurement loop of mamf-finder)
+        copies over C before each launch. For a scaled format, ``a`` and ``b`` are the values before quantization, and
+        launches read ``a_quantized`` and ``b_quantized``.
         """
         element_counts, scaled_format = shape.element_counts, DTYPES[self.dtype].scaled_format
         buffers_by_name: dict[str, Buffer] = {}
@@ -318,8 +320,8 @@ class BaseMatmulProblem(CheckedProblem):
             ("a", self.dtype, self.layout[0] == "n"),
             ("b", self.b_dtype, self.layout[1] == "t"),
         ):
-            # An operand is stored either in rows of K elements, or in K rows for each matmul. Unused elements follow
-            # each row.
+            # An operand is stored as rows of K elements or, in the other layout, as K rows per matmul. Unused elements
+            # (the padding) follow each row.
             stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
             stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding_elements) * sets
             buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)

@@ -1,8 +1,8 @@
 """Compute C = A @ B in Triton. This module is imported only if Triton is installed.
 
-A launch has one program per tile of C, or fewer programs. If there are P programs, each computes every P-th tile.
-Tiles are numbered in groups of GROUP_M rows of tiles, and column by column within a group, so that programs that run
-at the same time share operands in the cache.
+A launch has at most one program per tile of C. If there are P programs, program i computes the tiles i, i + P, i + 2P
+and so on. Programs that run at the same time should share operands in the cache. So tiles are numbered in groups of
+GROUP_M rows of tiles, and column by column within a group.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def locate_tile(tile_index, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: i
 
 @triton.jit  # type: ignore[untyped-decorator]
 def make_readable_indices(block_index, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the BLOCK indices of rows or columns that the block with number ``block_index`` contains.
+    """Return the indices of the BLOCK rows or columns in the block with number ``block_index``.
 
-    Replace indices of ``size`` and above by 0, because index 0 can always be read. The caller does not store results
-    for the replaced indices.
+    Replace indices that are out of range (``size`` and above) by 0, because row or column 0 can always be read. The
+    caller does not store results for the replaced indices.
     """
     indices = block_index * BLOCK + tl.arange(0, BLOCK)
     return tl.max_contiguous(tl.multiple_of(tl.where(indices < size, indices, 0), BLOCK), BLOCK).to(tl.int64)
@@ -120,8 +120,8 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
     the width of a tile. Beyond the border of a matrix, a descriptor reads zeros and writes nothing.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    # Count the tiles to store separately from the tiles of the loop. Otherwise the compiler would let the stores of a
-    # tile delay the first loads of the next tile.
+    # Count the tiles to store in a separate variable. Do not use the variable of the loop. Otherwise the compiler would
+    # let the stores of a tile delay the first loads of the next tile.
     tile_to_store = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)

@@ -2,8 +2,8 @@
 
 Each dtype has a few promising configurations. Each configuration is a kernel, and mamf measures which one is fastest.
 Triton is installed with torch on NVIDIA, AMD and Intel. It is faster than the vendors' libraries for some problems,
-mainly int8 on Hopper. Gluon is part of Triton 3.6 and later. In contrast to Triton, a program in Gluon decides which
-warps load and which multiply.
+mainly int8 on Hopper. Gluon is part of Triton 3.6 and later. Unlike in Triton, a program in Gluon decides which warps
+load operands and which multiply them.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class TritonConfiguration:
         return cls(block_m, block_n, block_k, warps, stages, cast("TileSchedule", schedule))
 
     def count_tiles(self, m: int, n: int) -> int:
-        """Return the number of tiles of C with ``m`` rows and ``n`` columns."""
+        """Return the number of tiles that cover C, which has ``m`` rows and ``n`` columns."""
         return -(-m // self.block_m) * -(-n // self.block_n)
 
     def __str__(self) -> str:
@@ -217,8 +217,8 @@ class TritonMatmul(TorchMatmul):
         """Return details for reports: the configuration, the number of busy compute units if some are idle, and how
         8-bit floats are summed.
 
-        Hopper's tensor cores keep sums of 8-bit floats in 14 bits, so a precise kernel regularly adds these sums to
-        float32 numbers.
+        Hopper's tensor cores sum 8-bit floats with a precision of only 14 bits. So a precise kernel adds these sums to
+        float32 accumulators after every block of K.
         """
         assert self.configuration is not None, "a prepared kernel has a configuration"
         busy_units = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_unit_count)
@@ -285,7 +285,8 @@ def _choose_arithmetic_options(problem: MatmulProblem, configuration: TritonConf
     return {
         "SUM_DTYPE": tl.int32 if problem.dtype == "int8" else tl.float32,
         "INPUT_PRECISION": "tf32" if problem.dtype == "tf32" else "ieee",
-        # Only Hopper uses this option. With None, sums keep the low precision of Hopper's tensor cores.
+        # This option has an effect only on Hopper. With None, sums have only the low precision of Hopper's tensor
+        # cores.
         "MAX_IMPRECISE_STEPS": configuration.block_k if is_precise_float8 else None,
     }
 
@@ -319,8 +320,8 @@ _GLUON_TILE_COLUMNS = 256
 # The number of rows in a block of A, which four warps multiply at once, and the number of columns in a block of C,
 # which they store at once.
 _GLUON_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
-# The number of bytes in a row of a block of A or B, which is the largest size that shared memory can swizzle. The
-# number of bytes between the starts of two rows of a matrix must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES.
+# A row of a block of A or B has _GLUON_BLOCK_ROW_BYTES bytes, the longest row that shared memory can swizzle. The row
+# stride of A, B and C must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES bytes.
 _GLUON_BLOCK_ROW_BYTES, _GLUON_ROW_ALIGNMENT_BYTES = 128, 16
 
 

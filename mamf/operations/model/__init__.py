@@ -1,1 +1,3 @@
-"""Measure training steps of language models: the forward pass, forward and backward, or with the optimizer."""
+"""Measure training steps of language models: the forward pass, the forward and backward passes, or the whole step with
+the optimizer.
+"""

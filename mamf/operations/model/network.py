@@ -136,8 +136,8 @@ class Mlp(nn.Module):
 class MixtureOfExperts(nn.Module):
     """The MLP of a block with several experts, each a SwiGLU MLP.
 
-    Tokens go to experts in turn, so that each expert gets the same number of tokens and all launches do the same work.
-    The router does not choose experts; it only computes the weights with which the experts' outputs are summed.
+    Tokens are assigned to experts in turn, so that each expert gets the same number of tokens and all launches do the
+    same work. The router only computes the weights with which the experts' outputs are summed.
     """
 
     def __init__(self, problem: ModelProblem) -> None:
@@ -154,8 +154,8 @@ class MixtureOfExperts(nn.Module):
         self.down = nn.Parameter(torch.empty(self.experts, d_ff, d))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # Group e contains the tokens e, e + experts, e + 2 * experts and so on. Each group goes to ``active_experts``
-        # experts in turn: in turn n, group e goes to expert (e + n) % experts.
+        # Group e contains the tokens e, e + experts, e + 2 * experts and so on. There are ``active_experts`` turns. In
+        # turn n, expert (e + n) % experts processes group e.
         groups = x.view(-1, self.experts, x.shape[-1]).transpose(0, 1)
         group_indices = torch.arange(self.experts, device=x.device)
         turns = [(group_indices + turn) % self.experts for turn in range(self.active_experts)]

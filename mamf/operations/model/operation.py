@@ -1,8 +1,8 @@
 """Define the operation ``model``, a training step of a language model, and count its parameters, FLOP and bytes.
 
-mamf counts the FLOP that the model needs, not those that the device executes. It does not count recomputation, such as
-that of activation checkpointing or of the scores in the backward pass of attention. The functions in this file have no
-side effects.
+mamf counts the FLOP that the model needs, not those that the device executes. It does not count work that the backward
+pass repeats, such as the blocks that activation checkpointing runs again, or attention scores. The functions in this
+file have no side effects.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ TRAINING_PHASES: tuple[str, ...] = get_args(TrainingPhase)
 #: The FLOP of each phase of a training step, divided by the FLOP of a forward pass. A backward pass has two matmuls for
 #: each matmul of the forward pass.
 FLOP_FACTORS_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: For each phase of a training step: the minimum number of bytes that the phase reads or writes, divided by the bytes
-#: of the parameters, and a text that names the data in these bytes.
+#: For each phase of a training step: the minimum number of bytes that the phase reads or writes, as a multiple of the
+#: bytes of the parameters; and a text that says which data this is.
 _MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -60,7 +60,7 @@ class ModelShape(BaseShape):
 
 
 def _make_preset_field_metadata(help_text: str) -> Mapping[str, Any]:
-    """Return the metadata of a field that users rarely set, because the option --size sets the field."""
+    """Return the metadata of a field that users rarely set directly, because the option --size sets the field."""
     return describe(help_text, is_rare=True)
 
 
@@ -319,9 +319,8 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields that the user gave (``given``) and, for other fields, the sizes of the preset.
 
-        If the user's ``d_model`` differs from the preset's, scale the preset's ``d_ff`` and ``heads`` by the ratio of
-        the two. If ``heads`` then differs from the preset's, scale ``kv_heads`` by the ratio of the heads. Do not scale
-        a field that the user gave.
+        If the user changes ``d_model``, scale ``d_ff`` and ``heads`` by the same ratio. If ``heads`` changes, scale
+        ``kv_heads`` by the ratio of the heads. Do not scale a field that the user gave.
         """
         defaults = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         completed = {**preset, **given}

@@ -4,9 +4,9 @@ The name of a model kernel contains the name of its attention kernel in brackets
 
 The reference result comes from the kernel's own network, which mamf runs again in float32 with eager attention, one
 block at a time. The optimizer has a learning rate of 0: it does all of its work but leaves the parameters unchanged, so
-every step on the same batch has the same result. mamf times a series of launches and then verifies the losses and
-gradients, and that the parameters have not changed. mamf sets the optimizer's moments to zero before each series. If
-they are still zero afterward, the optimizer did not run.
+every step on the same batch has the same result. After a timed series of launches, mamf verifies the losses and
+gradients, and checks that the parameters have not changed. To check that the optimizer ran, mamf sets the optimizer's
+moments to zero before the series. If the moments are still zero afterward, the optimizer did not run.
 """
 
 from __future__ import annotations
@@ -56,7 +56,9 @@ class TorchModel(ModelKernel):
     base_name: ClassVar[str] = "torch"
 
     def __init__(self, attention: str = "sdpa") -> None:
-        """Load the attention kernel ``attention``. Raises UnknownNameError, or UsageError if it cannot be loaded."""
+        """Load the attention kernel ``attention``. Raises UnknownNameError if no kernel has this name, and UsageError
+        if the kernel cannot be loaded.
+        """
         self.attention_kernel = make_kernel(get_operation("attention"), attention)
         self.name = f"{self.base_name}[{self.attention_kernel.name}]"
 
@@ -135,7 +137,7 @@ class CompiledModel(TorchModel):
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def make_forward_function(self, network: LanguageModel) -> Callable[..., torch.Tensor]:
-        # Dynamo compiles a code object at most 8 times. Reset its counter, so that it compiles every network.
+        # Dynamo compiles the same code object at most 8 times. Reset its counter, so that every network is compiled.
         torch.compiler.reset()
         return torch.compile(network, dynamic=False)  # type: ignore[no-any-return]
 
@@ -296,8 +298,7 @@ class PreparedModel:
     def list_changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
-        If no operand has changed, share this network's reference results with other kernels, because the results are
-        right.
+        If no operand has changed, the reference results of this network are right. So share them with other kernels.
         """
         changed_operands = self._find_changed_operands()
         if not changed_operands:

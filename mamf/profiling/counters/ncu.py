@@ -1,8 +1,8 @@
 """Read the hardware counters of a kernel with NVIDIA's profiler ncu, and find what bounds the kernel's speed.
 
-mamf runs ``mamf run`` under ncu, reads the CSV that ncu prints, and adds up the counters of all device kernels that one
-launch of a kernel runs. The CSV has one line per metric, between ncu's own messages (``==PROF==``) and the output of
-``mamf run``. Its numbers have thousands separators, and a metric that the device does not have is ``n/a``.
+mamf runs ``mamf run`` under ncu and reads the CSV that ncu prints. A launch may run several device kernels, so mamf
+adds up their counters. The CSV has one line per metric, between ncu's own messages (``==PROF==``) and the output of
+``mamf run``. Its numbers have thousands separators, and a metric that the device lacks is ``n/a``.
 """
 
 from __future__ import annotations
@@ -244,7 +244,7 @@ _MIN_KERNEL_SECONDS = 5e-6
 # A wave is the set of blocks that the device can run at once. With fewer waves than this, most of the device is idle.
 _MIN_WAVES = 0.5
 # If the device kernels of a launch run for less than this share of the time from one launch to the next, the gaps
-# between the kernels bound the speed. mamf measures this time without ncu, with back-to-back launches.
+# between the kernels bound the speed. mamf measures that time with back-to-back launches, without ncu.
 _MIN_KERNEL_TIME_SHARE = 0.7
 # If the longest device kernel takes at least this share of a launch's cycles, its bound is reported as the bound of the
 # whole launch, without the kernel's name.
@@ -254,7 +254,7 @@ _MAX_KERNEL_NAME_LENGTH = 48
 
 @dataclass(frozen=True)
 class Bound:
-    """What limits the speed of a launch.
+    """The bound of a launch: the part of the device, or the overhead, that limits the speed.
 
     - ``limiter``: a part of the device, such as "tensor pipe", or "launch", "latency" or "unknown".
     - ``evidence``: one line with the figures that show what the limiter is.
@@ -323,8 +323,8 @@ def find_kernel_bound(kernel: DeviceKernelCounters) -> Bound:
 def compute_busy_percent_by_part(kernel: DeviceKernelCounters) -> dict[str, float | None]:
     """Return how busy a kernel keeps each part of the device, in percent of the part's peak; None if unknown.
 
-    ncu reports the percentage of the busiest part of a group, such as all pipes, for the whole group. If the result
-    also contains this part, the group gets None, so that only the part is reported.
+    For a group of parts, such as all pipes, ncu reports the percentage of the busiest part. If the result also contains
+    this part, set the group to None, so that reports name the part.
     """
     get_percent = kernel.metrics.get
     tensor, units, dram, l2, pipes = (
@@ -334,7 +334,7 @@ def compute_busy_percent_by_part(kernel: DeviceKernelCounters) -> dict[str, floa
         get_percent(L2_PERCENT),
         get_percent(MEMORY_PIPES_PERCENT),
     )
-    # All traffic of device memory passes through the L2, so the L2 is busy if the memory is. Report only the memory.
+    # All traffic of device memory passes through the L2, so a busy memory keeps the L2 busy. Report only the memory.
     is_memory_busy = dram is not None and dram >= MIN_BUSY_PERCENT
     specific_percents = {each for each in (tensor, dram, l2) if each is not None}
     return {

@@ -258,6 +258,10 @@ def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
     if len(launches_with_cycles) > 1:
         kernel_with_fewest_cycles = min(launches_with_cycles, key=lambda line: line.cycles or 0.0).row.kernel
         fastest_kernel_in_burst = min(launches_with_cycles, key=lambda line: line.row.seconds).row.kernel
-        yield f"{table.title}: fewest cycles: {kernel_with_fewest_cycles}; fastest in burst: {fastest_kernel_in_burst}"
+        yield (
+            f"{table.title}: {kernel_with_fewest_cycles} takes the fewest cycles, and "
+            f"{'it' if fastest_kernel_in_burst == kernel_with_fewest_cycles else fastest_kernel_in_burst} "
+            "is the fastest in burst"
+        )
     else:
         yield from (f"{table.title}: {line.row.kernel}: {line.bound_or_missing_reason}" for line in launches)

@@ -4,9 +4,9 @@ In the burst regime, launch times are skewed and have outliers, so the figure is
 order statistics and is valid for any distribution: the number of samples below the true median always has the
 distribution Binomial(n, 1/2) (Hahn & Meeker, Statistical Intervals, 2017, section 5.2).
 
-In the sustained regime, each sample is the mean time of a block of launches. All blocks have the same amount of work.
-The figure is the mean of the samples, so the rate is total work divided by total time. Successive blocks are not
-independent, so the interval uses batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3).
+In the sustained regime, each sample is the mean time of a block of launches. All blocks have the same number of
+launches. The figure is the mean of the samples, so the rate is total work divided by total time. Successive blocks are
+not independent, so the interval uses batch means (Law, Simulation Modeling and Analysis, 2015, section 9.5.3).
 
 Both intervals describe a single visit (one measurement of one kernel and shape), but repeated visits differ by more.
 ``compute_repeat_interval`` computes the interval that mamf prints: a 95 % prediction interval for one more run. It adds
@@ -224,8 +224,8 @@ def compute_standard_error(interval: Interval, figure: float) -> float:
     """Return the standard error of a figure, as a share of the figure, from the figure's interval. The function assumes
     that the figure is normally distributed.
 
-    For a mean, the result is at least 42 % too large. The function divides the half-width by 1.960, but the half-width
-    is 2.776 standard errors (Student's t with 5 batches), and even more with fewer batches. The constants in
+    For a mean, the result is at least 42 % too large. The function divides the half-width by 1.960. But with 5 batches,
+    the half-width is 2.776 standard errors (Student's t), and with fewer batches it is larger. The constants in
     repeatability.csv were fitted to these overestimated errors. If you correct the errors, fit the constants again.
     """
     coverage = min(max(interval.coverage, 0.5), 0.999)

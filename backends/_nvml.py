@@ -11,7 +11,7 @@ from typing import Any
 
 from mamf_backends._card_sharing import check_card_sharing, find_mig_slice
 
-from mamf.backend import Advice, Reading, Unavailable
+from mamf.backend import SIBLING_CHECK, Advice, Reading, Unavailable
 
 # The clock-event reasons of NVML that mamf reports as throttling, by bit. Other reasons, such as an idle GPU or a clock
 # that the user has set, are not throttling.
@@ -253,9 +253,9 @@ def _check_other_devices(sensors: NvmlSensors) -> Advice:
         rates = sibling.call_or_none(nvml.nvmlDeviceGetUtilizationRates)
         busy_count += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != uuid and rates and rates.gpu > 5)
     if not busy_count:
-        return Advice("sibling devices", "ok", "no other device of this machine is busy")
+        return Advice(SIBLING_CHECK, "ok", "no other device of this machine is busy")
     return Advice(
-        "sibling devices",
+        SIBLING_CHECK,
         "warning",
         f"other devices of this machine that are busy: {busy_count}",
         "the devices share power and cooling, so rates under sustained load are a few percent lower",

@@ -155,6 +155,11 @@ class ClockStamps(Protocol):
         """
 
 
+#: The name of the check that warns if other devices of the machine are busy. Runs on several devices skip this check,
+#: because they keep the other devices busy themselves.
+SIBLING_CHECK = "sibling devices"
+
+
 @dataclass(frozen=True)
 class Advice:
     """The result of one check of the machine.

@@ -193,11 +193,17 @@ class CommandParser(argparse.ArgumentParser):
         """
         if invalid := _INVALID_CHOICE_PATTERN.search(message):
             similar = difflib.get_close_matches(invalid[1], re.findall(r"[\w.-]+", invalid[2]), n=1)
+            hint = f" (did you mean {similar[0]}?)" if similar else ""
             if "COMMAND" in message:
-                message = f"there is no command {invalid[1]!r}" + (
-                    "" if similar else "; mamf --help lists all commands"
-                )
-            message += f" (did you mean {similar[0]}?)" if similar else ""
+                from mamf.operations.unknown import get_operation
+                from mamf.plugins.discovery import OPERATION_GROUP, find_entry_points_by_name
+
+                message = f"there is no command {invalid[1]!r}"
+                if invalid[1] in find_entry_points_by_name(OPERATION_GROUP):
+                    command = "attention" if get_operation(invalid[1]).has_shares else "sweep"
+                    hint = f"; measure this operation with 'mamf {command} --operation {invalid[1]}'"
+                hint = hint or "; mamf --help lists all commands"
+            message += hint
         print_wrapped_line(f"{self.prog}: {message}", sys.stderr)
         sys.exit(self.usage_exit_code)
 

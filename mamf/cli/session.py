@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.backend import Advice, Backend, format_sharing_warning
+from mamf.backend import SIBLING_CHECK, Advice, Backend, format_sharing_warning
 from mamf.cli.planning import make_plan, make_request
 from mamf.cli.resuming import (
     compute_remaining_budget,
@@ -142,6 +142,7 @@ class Session:
             command=quote_command_line(),
             notes=options.notes,
             advice=advice,
+            skipped_checks=[SIBLING_CHECK] if getattr(options, "share", None) else [],
             shield_from_signals=signal_handler.shield_from_signals,
             check_signals=signal_handler.raise_if_interrupted,
             on_device_lost=partial(exit_after_device_loss, self.backend),

@@ -4,7 +4,7 @@ run ended.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +53,7 @@ class Run(RunSetup):
     - ``known_ceilings``: ceilings that the run need not confirm and that its report compares rows with.
     - ``command``, ``notes``: texts that are written to the header of the log.
     - ``advice``: advice to the user that mamf found while it opened the device.
+    - ``skipped_checks``: the names of machine checks whose results do not matter for this run.
     - ``shield_from_signals``: a function that makes a context inside which no signal, such as Ctrl-C, raises an
       exception; the default lets a signal end the run at any line of code, as Python does.
     - ``check_signals``: a function that raises KeyboardInterrupt if a signal has arrived since the run started.
@@ -68,6 +69,7 @@ class Run(RunSetup):
     command: str = PYTHON_COMMAND
     notes: str = ""
     advice: Sequence[Advice] = ()
+    skipped_checks: Collection[str] = ()
     shield_from_signals: Callable[[], AbstractContextManager[None]] = nullcontext
     check_signals: Callable[[], object] = lambda: None
     on_device_lost: Callable[[Measurement], None] = lambda row: None
@@ -144,17 +146,18 @@ class Run(RunSetup):
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_remaining_steps(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
-        self.findings = [*run_machine_checks(self.backend), *self.advice]
+        findings = [*run_machine_checks(self.backend), *self.advice]
+        self.findings = [finding for finding in findings if finding.check not in self.skipped_checks]
         if self.resumed_log is not None:
-            findings = self._format_findings()
-            add_findings_to_header(self.header, findings)
+            finding_lines = self._format_findings()
+            add_findings_to_header(self.header, finding_lines)
             self.resumed_log.writer.write_resume_record(
                 self.resumed_log.log,
                 {
                     "tool": describe_mamf_version(),
                     "command": self.command,
                     "started": get_utc_time(),
-                    "findings": findings,
+                    "findings": finding_lines,
                     "notes": self.notes,
                 },
             )

@@ -106,7 +106,7 @@ class RunKind:
             log.header,
             log.matmul_ceilings,
             {**log.known_ceilings, **{key: mark_source_as_option(each) for key, each in used_ceilings.items()}},
-            report_options.roofs or _build_confirmed_roofs(log),
+            report_options.roofs or build_confirmed_roofs(log),
         )
         confirmed = log.other_ceilings if self.has_ceilings else None
         rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel
@@ -157,7 +157,7 @@ class SweepKind(RunKind):
             return make_attention_chart(rows, log.matmul_ceilings, header, regime, directions)
         if operation.chart == "caches":
             return make_decode_chart(
-                [row for row in rows if row.operation == operation.name], _build_confirmed_roofs(log), header, regime
+                [row for row in rows if row.operation == operation.name], build_confirmed_roofs(log), header, regime
             )
         if operation.chart == "phases":
             return make_model_chart(rows, log.known_ceilings, header, regime)
@@ -233,7 +233,7 @@ class FindKind(RunKind):
         return super().make_summary(plan, rows, ceilings, end)
 
 
-def _build_confirmed_roofs(log: RunLog) -> Roofs | None:
+def build_confirmed_roofs(log: RunLog) -> Roofs | None:
     """Build the roofs of a device (its highest compute rates and memory bandwidths) from the ceilings that a log has
     confirmed. Return None if the log has confirmed no ceilings, or only those of matmul. Also return None if mamf does
     not compare rows of the log's operation with memory bandwidth.

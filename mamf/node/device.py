@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import MIB, Backend
+from mamf.backend import MIB, SIBLING_CHECK, Backend
 from mamf.engine.runner import NamedKernel
 from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.studies import choose_kernels_to_verify, make_verify_plan
@@ -96,6 +96,7 @@ class DeviceRun:
                 self.backend,
                 kernels,
                 report_phase=self.on_progress,
+                skipped_checks=[SIBLING_CHECK],
                 log_path=make_log_path(self.folder, self.backend.index, part),
             )
             with closing(run.yield_measurements()) as rows:  # Closing the generator completes the log after Ctrl-C.

@@ -12,7 +12,7 @@ from typing import Any
 from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, MamfWarning, RunLogError, UsageError
-from mamf.kinds.kind import ReportOptions
+from mamf.kinds.kind import ReportOptions, build_confirmed_roofs
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
@@ -296,8 +296,7 @@ def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]
     ]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
-    subtitle = intervals if any(has_interval) else ""
-    return [RangeChart("The figures of each log", subtitle, unit, tuple(rows))]
+    return [RangeChart("The figures of each log", intervals if any(has_interval) else "", unit, tuple(rows))]
 
 
 def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
@@ -436,11 +435,11 @@ def _make_pictures(log: RunLog) -> Iterator[Picture]:
 
 
 def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
-    """Return the ceilings that the run confirmed; if there are none, the best row of each problem and regime.""" ""
-    ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()]
+    """Return the ceilings that the run confirmed; if there are none, the best row of each problem and regime."""
+    ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()][:_MAX_HEADLINE_FIGURES]
     if ceilings and log.plan.kind != "sweep":
-        return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings[:_MAX_HEADLINE_FIGURES]]
-    shares = ShareCalculator(log.header, log.matmul_ceilings, log.known_ceilings)
+        return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings]
+    shares = ShareCalculator(log.header, log.matmul_ceilings, log.known_ceilings, build_confirmed_roofs(log))
     return [_make_row_figure(row, shares) for row in _find_best_rows(log)]
 
 
@@ -484,6 +483,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
         shares.describe_mamfu(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",
+        *shares.yield_share_remarks(row),
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
     title = make_problem_title_in_words(row.regime, row.problem)
@@ -492,9 +492,9 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
 
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
     """Return the share of its ceiling that a row reaches, or None if it has no share or an impossibly high one."""
-    share = shares.compute_row_mamfu(row) if get_operation(row.operation).has_shares else None
-    if share is None or share > MAX_SHARE_OF_CEILING:
+    name, share = shares.find_limiting_share(row) if get_operation(row.operation).has_shares else ("", 0.0)
+    if not 0 < share <= MAX_SHARE_OF_CEILING:
         return None
     rest = [note for note in notes if note and note != shares.describe_mamfu(row)]
-    label, rate = f"MAMFU of the best {row.operation}, {title}", format_rate(row.best_rate, row.work.unit)
-    return Fact(label, format_percent(share), "%", [rate, *rest])
+    rate = format_rate(row.best_rate, row.work.unit)
+    return Fact(f"{name} of the best {row.operation}, {title}", format_percent(share), "%", [rate, *rest])

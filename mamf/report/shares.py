@@ -192,6 +192,11 @@ class ShareCalculator:
         memory = self.roofs.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate
 
+    def find_limiting_share(self, row: Measurement) -> tuple[str, float]:
+        """Return ("MAMFU", share) or ("MBU", share), whichever share is higher. The share is 0 if neither is known."""
+        shares = {"MAMFU": self.compute_row_mamfu(row) or 0.0, "MBU": self.compute_row_mbu(row) or 0.0}
+        return max(shares.items(), key=lambda item: item[1])
+
     def describe_mamfu(self, row: Measurement) -> str:
         """Return the MAMFU of a row in words, or say that the ceiling is wrong if MAMFU exceeds MAX_SHARE_OF_CEILING.
 

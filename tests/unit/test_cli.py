@@ -54,6 +54,8 @@ def test_mamf_finders_spelling_works(sweep):
     [
         ("--versoin", "unknown option '--versoin' (did you mean --version?)"),
         ("swep", "there is no command 'swep' (did you mean sweep?)"),
+        ("decode", "there is no command 'decode'; measure this operation with 'mamf attention --operation decode'"),
+        ("grouped", "there is no command 'grouped'; measure this operation with 'mamf sweep --operation grouped'"),
         ("quux", "there is no command 'quux'; mamf --help lists all commands"),
     ],
 )

@@ -115,6 +115,12 @@ def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():
     assert (page.verdict, "side by side" in page.title) == ("", False)
 
 
+def test_decode_begins_with_the_share_of_the_bandwidth_that_limits_it():
+    (log, *_) = sorted((H200.parent / "nvidia-h100-80gb-hbm3").glob("decode-*.jsonl"), reverse=True)
+    (fact, *_) = make_report_page([log]).facts
+    assert (fact.label, fact.unit) == ("MBU of the best decode, burst, bfloat16", "%")
+
+
 def test_a_log_of_mamf_finder_stands_beside_a_new_one():
     old, new = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl", FIND
     page = render_page(make_report_page([old, new, old]))

@@ -207,7 +207,7 @@ class Run(RunSetup):
     def build_log(self) -> RunLog:
         """Return the log of this run, equal to what reading the file of the log would return."""
         log = RunLog(
-            self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary
+            self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary or None
         )
         if old_log := self.resumed_log and self.resumed_log.log:
             log.matmul_ceilings, log.other_ceilings = dict(old_log.matmul_ceilings), dict(old_log.other_ceilings)

@@ -66,7 +66,7 @@ def make_problem_title_in_words(regime: str, problem: Any) -> str:
 def make_ceiling_title(ceiling: Ceiling) -> str:
     """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
     name = CEILING_TITLE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
-    return make_problem_title(f"{ceiling.regime}{name}", ceiling.problem)
+    return make_problem_title_in_words(f"{ceiling.regime}{name}", ceiling.problem)
 
 
 def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
@@ -89,7 +89,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
     has_one_regime = len({each.regime for each in ceilings}) == 1
     names, shared = split_shared_parts(
         [
-            make_ceiling_title(each) if has_one_regime else make_problem_title(each.regime, each.problem)
+            make_ceiling_title(each) if has_one_regime else make_problem_title_in_words(each.regime, each.problem)
             for each in ceilings
         ]
     )

@@ -124,7 +124,7 @@ def test_counters_are_of_the_fastest_kernels_on_the_shape_with_the_most_work(fol
     assert {row.amount for row in log.measurements} == {
         max(row.amount for row in kernels.measurements if row.operation == "attention")
     }
-    assert "bound by launch: its kernel runs for" in text_of(folder)
+    assert "bound by launch (its kernel runs for" in text_of(folder)
 
 
 def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):

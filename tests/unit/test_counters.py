@@ -133,7 +133,7 @@ def test_a_launch_of_several_kernels_is_their_sum():
         (BACKWARD[0], "other pipes", "61.9 % of its peak"),
         (BACKWARD[1], "latency", "the busiest is other pipes at 59.6 %; occupancy: 87.4 % achieved, 100 % possible"),
         (BACKWARD[2], "L2", "82.8 % of its peak"),
-        (BACKWARD[3], "latency", "the busiest is L1 and shared at 54.3 %"),
+        (BACKWARD[3], "latency", "the busiest is L1 and shared memory at 54.3 %"),
     ],
     ids=lambda value: shorten_kernel_name(value.name) if isinstance(value, DeviceKernelCounters) else None,
 )

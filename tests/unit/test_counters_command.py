@@ -77,7 +77,7 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
     assert 700 < float(row[3]) < 850
     assert row[4:7] == ["175.2", "1.02", "90.3"]
     assert row[-1] == "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
-    assert "bound by tensor pipe: 90.3 % of its peak" in out
+    assert "bound by tensor pipe (90.3 % of its peak)" in out
     first, second = counted.commands
     asked = first[first.index("run") :]
     assert asked[:7] == ["run", MM, "--operation", "matmul", *SHAPE, "--dtype"]
@@ -209,7 +209,7 @@ def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, mo
     monkeypatch.setattr(ncu, "run_and_capture_output", run_and_capture_output)
     code, out, _ = run("counters", MM, *DEVICE[:2], "--ncu", "./ncu", *SHAPE, *LOG)
     assert code == 0
-    assert "simulated.mm: bound by tensor pipe: 90.3 % of its peak" in out
+    assert "simulated.mm: bound by tensor pipe (90.3 % of its peak)" in out
 
 
 def test_an_interrupt_ends_the_profiler_and_what_it_started(monkeypatch):

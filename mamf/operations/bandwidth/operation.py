@@ -249,6 +249,10 @@ class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
         """
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 
+    def describe_problem(self, problem: BandwidthProblem) -> Sequence[str]:
+        """Return the pattern and, if a launch makes several passes over its arrays, their number."""
+        return [problem.pattern, *([f"{problem.warm} passes per launch"] if problem.warm > 1 else [])]
+
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return columns of a report: the number of passes, if above 1, and the share of the datasheet's bandwidth."""
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}

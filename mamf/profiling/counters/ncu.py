@@ -342,7 +342,7 @@ def compute_busy_percent_by_part(kernel: DeviceKernelCounters) -> dict[str, floa
         "other pipes": None if units in specific_percents else units,
         "memory": dram,
         "L2": None if is_memory_busy else l2,
-        "L1 and shared": None if is_memory_busy or pipes in specific_percents else pipes,
+        "L1 and shared memory": None if is_memory_busy or pipes in specific_percents else pipes,
     }
 
 

@@ -43,7 +43,7 @@ from mamf.report.document import (
     make_columns_from_mappings,
     make_rate_column,
 )
-from mamf.report.shares import make_problem_title
+from mamf.report.shares import make_problem_title_in_words
 
 
 class CounterLine(NamedTuple):
@@ -73,7 +73,7 @@ class CounterLine(NamedTuple):
 
     @property
     def bound_or_missing_reason(self) -> str:
-        return f"bound by {self.bound.limiter}: {self.bound.evidence}" if self.bound else self.missing_reason
+        return f"bound by {self.bound.limiter} ({self.bound.evidence})" if self.bound else self.missing_reason
 
 
 def make_counters_document(log: RunLog) -> Document:
@@ -116,7 +116,7 @@ def _make_counter_table(
     return Table(
         _make_counter_columns(lines),
         lines,
-        title=f"{make_problem_title(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
+        title=f"{make_problem_title_in_words(rows[0].regime, rows[0].problem)}, {rows[0].shape}",
         key="counters",
         shown_rows=[
             line

@@ -42,9 +42,12 @@ CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON = (
     "ended the process three times",
 )
 _MAX_MESSAGE_CHARACTERS = 1000
-#: The names of the signals that end a crashed process, by the exit code that Python gives for them.
+#: The names of the signals that end a crashed process, by the exit code that Python gives for them. Linux sends SIGKILL
+#: to a process if the machine has no memory left.
 CRASH_SIGNAL_NAMES = {
-    -number: number.name for number in signal.Signals if number.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE"
+    -number: f"{number.name}, perhaps because memory ran out" if number.name == "SIGKILL" else number.name
+    for number in signal.Signals
+    if number.name in "SIGSEGV SIGBUS SIGABRT SIGILL SIGFPE SIGKILL"
 }
 
 

@@ -17,6 +17,7 @@ class Crashing(SimulatedMatmul):
         512: lambda: os.kill(os.getpid(), signal.SIGSEGV),
         768: os.abort,
         1280: lambda: ctypes.string_at(0),
+        1344: lambda: os.kill(os.getpid(), signal.SIGKILL),
         1536: lambda: (Path("log.jsonl").unlink(), os.kill(os.getpid(), signal.SIGSEGV)),
         1792: lambda: (Path("mine").write_text("mine"), Path("mine").replace("log.jsonl")),
     }

@@ -661,3 +661,11 @@ def test_only_keys_that_a_query_sees_widen_the_bound_of_gradients(cpu, shape, fa
     verdict = verdict_on_call(kernel, cpu, problem, shape_of(shape), noisy, covers_all_heads=False)
     assert verdict.ok
     assert verdict.details["gradient_error"] / verdict.error == pytest.approx(factor, rel=0.01)
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("eager", 206.2), ("compiled-eager", 68.7), ("sdpa-math", 68.7)])
+def test_scores_that_do_not_fit_in_the_memory_of_a_cpu_cost_one_row(name, gigabytes, monkeypatch):
+    backend, kernel = open_backend("cpu"), attention_kernel(name)
+    monkeypatch.setattr(backend, "read_free_memory_bytes", lambda: 64 * 10**9)
+    with pytest.raises(MemoryError, match=f"out of memory: {gigabytes} GB are needed, but only 64.0 GB are free"):
+        kernel.bind_operands(backend, AttentionProblem("bfloat16"), shape_of("b1h4q65536k65536d128"))

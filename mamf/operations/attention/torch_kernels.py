@@ -15,13 +15,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.dtypes import DTYPES
 from mamf.errors import get_first_message_line
 from mamf.operations.attention.attention_reference import yield_row_blocks
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
 from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
 from mamf.operations.operand_sets import split_buffers_into_sets, take_pool_buffers
-from mamf.torch_backend import TorchBackend
+from mamf.torch_backend import TorchBackend, require_free_memory
 
 
 class Sdpa(TorchAttention):
@@ -98,9 +99,28 @@ class SdpaMath(_SdpaWithBackend):
     forced_backend = SDPBackend.MATH
     runtimes = ("cuda", "hip", "sycl", "metal", "host")
 
+    def bind_operands(
+        self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
+    ) -> Callable[..., torch.Tensor]:
+        _require_memory_for_scores(backend, problem, shape)
+        return super().bind_operands(backend, problem, shape)
+
 
 #: The FLOP of a softmax per score: 1 each for the maximum, the difference, the exponential, the sum and the quotient.
 _SOFTMAX_FLOP_PER_SCORE = 5
+
+
+def _require_memory_for_scores(
+    backend: Backend, problem: AttentionProblem, shape: AttentionShape, float32_copies: int = 0
+) -> None:
+    """Raise MemoryError if a CPU has too little free memory for two copies of all scores in the problem's dtype and
+    ``float32_copies`` copies in float32. Without this check, the operating system would kill the process. Other devices
+    raise an error themselves.
+    """
+    if not backend.is_accelerator:
+        score_count = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k
+        itemsize = DTYPES[problem.dtype].itemsize
+        require_free_memory(backend, score_count * (2 * itemsize + float32_copies * max(4, itemsize)))
 
 
 # -- plain PyTorch, the baseline for other kernels ---------------------------------------------------------------------
@@ -113,6 +133,8 @@ class EagerAttention(TorchAttention):
     dtypes = ("bfloat16", "float16", "float32", "float64")
     head_dims = range(1, 1025)
     supports_window = True
+    #: The number of float32 copies of the scores that exist at the same time: the operand and the result of softmax.
+    float32_score_copies: ClassVar[int] = 2
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         # Allow larger errors than for other kernels, because this kernel also rounds the scores to 16 bits. The largest
@@ -128,6 +150,7 @@ class EagerAttention(TorchAttention):
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
     ) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
+        _require_memory_for_scores(backend, problem, shape, self.float32_score_copies)
         heads_per_kv_head, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -183,6 +206,7 @@ class CompiledEagerAttention(EagerAttention):
 
     name = "compiled-eager"
     is_tried_by_default = False
+    float32_score_copies = 0
 
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)

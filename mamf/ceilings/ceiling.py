@@ -411,17 +411,17 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     return math.hypot(row.accuracy, compute_relative_timing_error(row.timer_accuracy, ceiling.seconds))
 
 
-def has_card_drifted(row: Measurement, ceilings: Ceilings) -> bool:
+def has_card_drifted(row: Measurement, ceilings: Ceilings, limit: float = MAX_DRIFT_SHARE) -> bool:
     """Return whether the card's speed has changed between the measurement of the ceiling and that of the row.
 
     The rate of the ceiling's matmul, measured again before and after the row, shows the speed. The change must exceed
-    MAX_DRIFT_SHARE plus the relative error of the timer for this matmul.
+    ``limit`` (a share) plus the relative error of the timer for this matmul.
     """
     drift, ceiling = compute_card_drift(row, ceilings), find_row_ceiling(row, ceilings)
     return (
         drift is not None
         and ceiling is not None
-        and abs(drift) > MAX_DRIFT_SHARE + compute_relative_timing_error(row.timer_accuracy, ceiling.seconds)
+        and abs(drift) > limit + compute_relative_timing_error(row.timer_accuracy, ceiling.seconds)
     )
 
 

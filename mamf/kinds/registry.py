@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, has_card_drifted
 from mamf.errors import UsageError, require_known_names
 from mamf.kinds.kind import FindKind, RunKind, SweepKind
 from mamf.logs.run_log import RunLog
@@ -57,7 +58,10 @@ def make_log_chart(
         raise UsageError(
             f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: leave out --direction"
         )
-    chart = kind.make_chart(log, regime, directions)
+    chart, notes = kind.make_chart(log, regime, directions), list[str]()
+    if any(has_card_drifted(row, log.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in log.measurements):
+        limit = f"{100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} %"
+        notes.append(f"device speed drifted by more than {limit} during the run: do not compare the rates with others")
     if log.tier == "interrupted":
-        return replace(chart, notes=(*chart.notes, "the run was interrupted: the best shape may be missing"))
-    return chart
+        notes.append("the run was interrupted: the best shape may be missing")
+    return replace(chart, notes=(*chart.notes, *notes)) if notes else chart

@@ -480,7 +480,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
     notes = [
         f"95 % repeat interval: {format_interval(interval, factor)}" if is_median else f"by {row.best_by}",
-        shares.describe_mamfu(row),
+        shares.describe_share(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",
         *shares.yield_share_remarks(row),
@@ -495,6 +495,6 @@ def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, note
     name, share = shares.find_limiting_share(row) if get_operation(row.operation).has_shares else ("", 0.0)
     if not 0 < share <= MAX_SHARE_OF_CEILING:
         return None
-    rest = [note for note in notes if note and note != shares.describe_mamfu(row)]
+    rest = [note for note in notes if note and note != shares.describe_share(row)]
     rate = format_rate(row.best_rate, row.work.unit)
     return Fact(f"{name} of the best {row.operation}, {title}", format_percent(share), "%", [rate, *rest])

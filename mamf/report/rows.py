@@ -276,7 +276,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
     conditions = best.conditions
     details = [
         shares.describe_peak_share(best),
-        shares.describe_mamfu(best),
+        shares.describe_share(best),
         describe_clock(conditions),
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",

@@ -17,7 +17,6 @@ from mamf.ceilings.ceiling import (
     MAX_SHARE_OF_CEILING,
     Ceiling,
     Ceilings,
-    compute_card_drift,
     compute_mamfu,
     compute_mamfu_error,
     compute_share_of_known_ceiling,
@@ -197,12 +196,16 @@ class ShareCalculator:
         shares = {"MAMFU": self.compute_row_mamfu(row) or 0.0, "MBU": self.compute_row_mbu(row) or 0.0}
         return max(shares.items(), key=lambda item: item[1])
 
-    def describe_mamfu(self, row: Measurement) -> str:
-        """Return the MAMFU of a row in words, or say that the ceiling is wrong if MAMFU exceeds MAX_SHARE_OF_CEILING.
+    def describe_share(self, row: Measurement) -> str:
+        """Return the MAMFU of a row in words, or its MBU if that is higher. Say that the ceiling is wrong if MAMFU
+        exceeds MAX_SHARE_OF_CEILING.
 
         If the kernel multiplies in another dtype than that of the row, MAMFU may exceed 1. Then the text names the
         dtype of the ceiling.
         """
+        name, limiting_share = self.find_limiting_share(row)
+        if name == "MBU":
+            return f"{format_percent(limiting_share)} % of the read bandwidth (MBU)"
         share = self.compute_row_mamfu(row)
         if share is not None and "product_dtypes" in row.details:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
@@ -248,7 +251,7 @@ class ShareCalculator:
                 share = ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_card_drifted(row, self.measured_ceilings):
-            is_large = abs(compute_card_drift(row, self.measured_ceilings) or 0.0) > MAX_COMPARABLE_DRIFT_SHARE
+            is_large = has_card_drifted(row, self.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE)
             limit = MAX_COMPARABLE_DRIFT_SHARE if is_large else MAX_DRIFT_SHARE
             advice = ", so do not compare this rate with others: measure again on an idle device" if is_large else ""
             yield f"device speed drifted by more than {100 * limit:.0f} % since the ceiling was measured{advice}"

@@ -2,6 +2,7 @@
 
 import itertools
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,10 @@ from made_rates import ceiling
 from refusals import assert_refused
 
 from mamf.errors import UsageError
+from mamf.kinds.registry import make_log_chart
 from mamf.logs.recording import make_plan_record
 from mamf.logs.records import make_ceiling_record, make_measurement_record
+from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -337,3 +340,14 @@ def test_a_sweep_marks_its_best_and_its_share():
     assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
     (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
     assert line.get_marker() == "." and line.get_linewidth() < 1
+
+
+def test_the_picture_of_a_device_that_drifted_far_says_so():
+    log = read_run_log(
+        Path(__file__).parents[2] / "results/nvidia-h200/attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"
+    )
+    advice = "device speed drifted by more than 10 % during the run: do not compare the rates with others"
+    assert advice not in make_log_chart(log).notes
+    row = log.measurements[-1]
+    log.measurements[-1] = replace(row, details={**row.details, "reference_tflops": 100.0})
+    assert advice in make_log_chart(log).notes

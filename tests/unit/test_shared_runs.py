@@ -108,7 +108,8 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     assert (code, log.tier, log.summary["left"]) == (1, "interrupted", 3)
     assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
     assert err == (
-        "mamf: device 1 failed: its process ended early (phase: start): killed by SIGKILL, perhaps because memory ran out\n"
+        "mamf: device 1 failed: its process ended early (phase: start): killed by SIGKILL, perhaps because memory ran "
+        "out\n"
         "mamf: run 'mamf sweep --resume out' to measure the remaining rows; add --devices 0 2 3 to use only the "
         "other devices\n"
     )

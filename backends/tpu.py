@@ -20,7 +20,7 @@ _REASON_BY_UNUSABLE_PACKAGE = {
     "torch_tpu": "the package's events and synchronize wait for copies to the host, not for kernels",
     "torch_xla": "the package merges launches into a graph and has no events",
 }
-_REMEDY = "pip install xprof   # its traces show device times, but mamf cannot use them"
+_REMEDY = "not possible yet (traces of xprof show device times, but mamf cannot use them: pip install xprof)"
 
 
 class TpuBackend(HostTimedBackend):

@@ -443,7 +443,8 @@ def require_known_interval(ceiling: Ceiling) -> None:
     """Raise IncomparableError if the interval of a ceiling is unknown."""
     if not ceiling.interval.is_known:
         raise IncomparableError(
-            f"the {ceiling.regime} ceiling is too noisy to compare rates with it: measure it again with 'mamf find'"
+            f"the {ceiling.regime} ceiling is too noisy to compare rates with it: measure it again with 'mamf find' "
+            "while nothing else runs, or leave it out"
         )
 
 

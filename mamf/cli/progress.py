@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from mamf.measurement import Measurement
-from mamf.report.document import format_four_digits
+from mamf.report.document import format_rate
 
 _PHASE_LISTENERS: list[Callable[[str], object]] = []
 
@@ -64,7 +64,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._update_best_row(row)
         if (best := self._best_rows.get(row.regime)) is not None:
             self._bar.set_postfix_str(
-                f"best {best.regime} {format_four_digits(best.best_rate)} {best.work.unit} @ {best.shape}",
+                f"best {best.regime} {format_rate(best.best_rate, best.work.unit)} @ {best.shape}",
                 refresh=False,
             )
         self._bar.update()

@@ -31,7 +31,7 @@ def installed(monkeypatch):
 def test_the_reason_names_what_is_installed(installed, versions, expected):
     refused = installed(**versions)
     assert all(part in refused.reason for part in expected)
-    assert refused.remedy.startswith("pip install xprof")
+    assert "not possible yet" in refused.remedy and "pip install xprof" in refused.remedy
 
 
 def test_it_is_listed_and_cannot_be_opened(installed):

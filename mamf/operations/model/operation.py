@@ -211,7 +211,7 @@ class ModelProblem(CheckedProblem):
         copy_count, moved_data = _MOVED_BYTES_BY_PHASE[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
-            f"backward twice the forward, nothing recomputed; bytes: {moved_data}"
+            f"backward twice the forward, nothing recomputed; bytes of {self.phase}: {moved_data}"
         )
         return Work(self.compute_flop(shape), copy_count * self.count_parameter_bytes(shape), convention)
 

@@ -175,6 +175,10 @@ def _import_class(plugin_kind: str, path: str, contract: type[ContractT]) -> typ
         )
     from importlib.metadata import EntryPoint
 
+    # Find modules in the current folder too, as python -m mamf does. Append the folder, so that its files never replace
+    # installed modules.
+    if not {"", folder := os.getcwd()}.intersection(sys.path):
+        sys.path.append(folder)
     return _load_class(plugin_kind, EntryPoint(path, path, group=""), contract)
 
 

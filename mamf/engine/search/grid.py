@@ -134,7 +134,8 @@ QUICK_SCHEDULE = SearchSchedule(
     candidate_count=5,
     algorithm_shape_count=1,
     # In the sustained regime, the rates of the candidates that were fastest in the burst regime differ by less
-    # than 0.2 %. So do not choose among them. Spend the time on longer measurements of one candidate, to confirm its rate.
+    # than 0.2 %. So do not choose among them. Spend the time on longer measurements of one candidate, to confirm
+    # its rate.
     sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=6),
 )
 

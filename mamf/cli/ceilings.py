@@ -38,8 +38,8 @@ from mamf.plugins.discovery import choose_kernels
 #: How long one search for ceilings takes, in seconds, by the number of regimes that it measures: 1 (burst only) or 2
 #: (burst and sustained).
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
-#: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in burst,
-#: reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
+#: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in the burst
+#: regime, reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
 _MIN_READ_ARRAY_BYTES = 4 * 2**30
 #: All searches for ceilings together may use at most this share of the run's budget. The rest is for the rows.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5

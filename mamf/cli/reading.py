@@ -70,7 +70,8 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[ReadProgressCallbac
 
 @contextmanager
 def yield_local_file(path: Path | str) -> Iterator[Path]:
-    """Yield the path itself if it is a file or folder, or the path of a temporary copy of a pipe or an https address.
+    """Yield the path of a file or folder. Copy a pipe or the content of an https address to a temporary file, and yield
+    the path of this file.
 
     A pipe is copied because it can be read only once. Raises RunLogError if the path does not exist, or if the content
     is too long or cannot be read.

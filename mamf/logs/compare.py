@@ -230,7 +230,9 @@ class Comparison(NotebookTable):
         return f"Comparison({self.log_paths[0]} against {self.log_paths[1]}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> list[dict[str, Any]]:
-        """Return one mapping for each pair: its values by column, for ``pandas.DataFrame(comparison.rows())``."""
+        """Return a dict for each pair of rows, which maps the names of columns to values. Pass the list to
+        ``pandas.DataFrame``.
+        """
         return [pair.make_table_row(tolerance) for pair in self.pairs]
 
     def count_verdicts(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> dict[str, int]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 from xml.etree import ElementTree
@@ -30,6 +30,7 @@ from mamf.report.document import (
     choose_unit,
     format_count,
     format_four_digits,
+    list_warnings,
     make_columns_from_mappings,
 )
 from mamf.statistics import CONFIDENCE, Interval
@@ -70,10 +71,17 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
     chance = f"at most {format_as_percent(FALSE_ALARM_CHANCE)}" if is_calibrated else "unknown with a host clock"
     alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
+    same = f"; SAME: 90 % interval within 1 +- {format_as_percent(tolerance)}"
+    warnings = [
+        f"{letter}: {warning}"
+        for letter, side in (("A", comparison.a), ("B", comparison.b))
+        for warning in list_warnings(side)
+    ]
     blocks: list[Block] = [
-        Lines(describe_runs(comparison, tolerance)),
+        Lines([*describe_runs(comparison), f"{describe_compared_figures(comparison)}{same}"]),
         table,
         Lines([*together, *([] if comparison.forced_differences else [alarms])]),
+        Lines(warnings),
         Answer(summarize_verdicts(comparison, tolerance)),
     ]
     return Document("Comparison", blocks, make_comparison_data(comparison, tolerance))
@@ -153,7 +161,17 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
         yield "two devices measured A and B: mamf corrected A by the reference shape that both devices measured"
 
 
-def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
+def describe_compared_figures(comparison: Comparison) -> str:
+    """Return a line that says which figures of the rows the comparison divides by each other."""
+    figures = (
+        "shares of the compute units' cycles in percent instead of rates, because the cards differ"
+        if comparison.pairs[0].a.unit == CYCLES_UNIT
+        else f"medians in {choose_rate_unit(comparison.pairs)[0]}"
+    )
+    return f"{figures}; B/A above 1: B is faster"
+
+
+def describe_runs(comparison: Comparison) -> list[str]:
     """Return the lines above the table: the two runs, their differences, and the fields that are equal in all rows."""
     first, varied = comparison.pairs[0], {*find_varying_fields(comparison.pairs), "shape"}
     shared = [f"{name} {value}" for name, value in first.pairing_fields.items() if name not in varied]
@@ -164,11 +182,6 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         for letter, name, side in zip("AB", comparison.log_paths, (comparison.a, comparison.b), strict=True)
     ]
     shared += [] if "shape" in first.pairing_fields else ["the ceilings of two runs of 'mamf find'"]
-    figures = (
-        "shares of the compute units' cycles in percent instead of rates, because the cards differ"
-        if first.a.unit == CYCLES_UNIT
-        else f"medians in {choose_rate_unit(comparison.pairs)[0]}"
-    )
     return [
         *lines,
         *describe_differences(
@@ -177,7 +190,6 @@ def describe_runs(comparison: Comparison, tolerance: float) -> list[str]:
         *describe_differences("rows are paired without the kernel, which differs: ", kernels),
         *describe_differences("the runs differ in ", comparison.noted_differences),
         f"all rows: {', '.join(shared)}",
-        f"{figures}; B/A above 1: B is faster; SAME: 90 % interval within 1 +- {format_as_percent(tolerance)}",
     ]
 
 
@@ -247,7 +259,9 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
 
 
 def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], log_label: str) -> str:
-    """Count the rows that have no rate in log ``log_label``, by their status in it: `` (2 unsupported in B)``."""
+    """Return a text that counts the rows without a rate in the log ``log_label`` by status, for example
+    `` (2 unsupported in B)``. Return an empty text if there are none.
+    """
     counts = Counter(failed.status for _, failed in rows if failed is not None)
     statuses = ", ".join(f"{count} {status} in {log_label}" for status, count in counts.items())
     return f" ({statuses})" if statuses else ""
@@ -301,7 +315,12 @@ def describe_guard_verdict(result: GuardResult) -> str:
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in reason_by_outcome.items() if counts[name]]
     reasons += [f"not finished: {result.unfinished_reason}"] if result.unfinished_reason else []
-    without_reasons = f"none of {rows} is {slower}" if result.is_finished else "no row was compared with the baseline"
+    without_reasons = "no row was compared with the baseline"
+    if result.is_finished and counts["new"]:
+        compared_count = len(result.rows) - counts["new"]
+        without_reasons = f"none of {compared_count} is {slower}; {counts['new']} of {rows} not in the baseline"
+    elif result.is_finished:
+        without_reasons = f"none of {rows} is {slower}"
     verdict = "FAILED" if result.has_failed else "PASSED" if result.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(reasons) or without_reasons}"
 
@@ -335,18 +354,25 @@ def make_guard_document(result: GuardResult) -> Document:
     """Return the report of ``mamf guard``: first the comparison with the baseline, then the rows that regressed,
     failed, are new or are undecided, and last the verdict.
     """
-    lines = [
+    other_rows = [
         f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}"
         for row in result.rows
         if row.outcome != "ok"
     ]
-    answer = Answer([*lines, describe_guard_verdict(result)])
+    answer = Answer([*other_rows, describe_guard_verdict(result)])
     data = {"guard": {"verdict": describe_guard_verdict(result), "rows": result.count_outcomes()}}
     if not result.comparison.pairs:
         return Document("Guard", [answer], data)
+    outcome_by_pair = {id(row.pair): row.outcome for row in result.rows}
+    outcome: Column[RowPair] = Column("", "outcome", lambda pair: outcome_by_pair[id(pair)], is_left_aligned=True)
     compared = make_comparison_document(result.comparison, result.tolerance)
-    blocks = [Lines(each.texts) if isinstance(each, Answer) else each for each in compared.blocks]
-    return Document("Guard", [*blocks, answer], {**compared.json_data, **data})
+    _, table, details, *_ = compared.blocks
+    assert isinstance(table, Table)
+    columns = [outcome if column.title == "verdict" else column for column in table.columns]
+    lines = [*describe_runs(result.comparison), describe_compared_figures(result.comparison)]
+    warnings = [f"A: {warning}" for warning in list_warnings(result.comparison.a)]
+    blocks: list[Block] = [Lines(lines), replace(table, columns=columns), details, Lines(warnings), answer]
+    return Document("Guard", blocks, {**compared.json_data, **data})
 
 
 def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:

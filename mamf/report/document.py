@@ -365,9 +365,15 @@ class Document:
 
 def add_logged_warnings(document: Document, log: RunLog) -> Document:
     """Take the warnings about the machine from a log, and insert them before the last block of the log's report."""
+    return replace(document, blocks=[*document.blocks[:-1], Lines(list_warnings(log)), *document.blocks[-1:]])
+
+
+def list_warnings(log: RunLog) -> list[str]:
+    """List the warnings about the machine that a log records. If several devices shared the run, list those of all
+    their logs.
+    """
     headers = [part.header for part in log.part_logs] or [log.header]
-    warnings = list(dict.fromkeys(text for header in headers for text in list_logged_warnings(header)))
-    return replace(document, blocks=[*document.blocks[:-1], Lines(warnings), *document.blocks[-1:]])
+    return list(dict.fromkeys(text for header in headers for text in list_logged_warnings(header)))
 
 
 def make_columns_from_mappings(

@@ -67,8 +67,8 @@ class NamedCeiling(NamedTuple):
 
 
 def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
-    """Return the measured rows as points below their roofs, without references (rows that a run repeats to see drift)
-    and without rows of a search for ceilings.
+    """Return a point of the roofline chart for each measured row. Skip reference rows, which a run repeats to see
+    drift, and rows of a search for ceilings.
     """
     selected = [row for row in rows if row.ok and not row.is_reference and not row.phase]
     layers = name_layer_weights(row.shape for row in selected if isinstance(row.shape, MatmulShape))
@@ -249,9 +249,9 @@ _PAGE_HEIGHT_INCHES = 4.8
 # As shares of the axes in an image file: the height of a label, the width of a letter, the distance between a label and
 # its marker, and the distance between a label and its line.
 _LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
-#: Positions of labels along a rising ceiling in burst and in sustained, from 0 (left end) to 1 (right end). The third
-#: value is the distance between the label of a flat sustained ceiling and the right end of this ceiling, as a share of
-#: the axis.
+#: Positions of labels along a rising ceiling of the burst and the sustained regime, from 0 (left end) to 1 (right end).
+#: The third value is the distance between the label of a flat sustained ceiling and the right end of this ceiling, as a
+#: share of the axis.
 _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
 
 
@@ -302,7 +302,7 @@ class RooflineChart(Picture):
 
 
 def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
-    """Draw rows below their roofs, without rows that have no FLOP. ``header``: the header of any log of the device."""
+    """Make a roofline chart of the rows that have FLOP. ``header``: the header of any log from the device."""
     markers = []
     for point in drop_shared_fields(points)[0]:
         if point.tflops is not None and point.intensity is not None:

@@ -321,3 +321,10 @@ def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):
     write(log(row()))
     write(log(row(regime="sustained"), name="b.jsonl"))
     assert_refused(run("compare", *arguments), complaint)
+
+
+def test_the_warnings_that_a_log_records_are_next_to_the_verdict():
+    busy = log(row())
+    busy.header["findings"] = ["ok   power limit: 700 W", "WARN cpu load: the CPU is 60 % busy; rates scatter"]
+    text = FORMATTERS["table"](make_comparison_document(compare(log(row()), busy), 0.01), None)
+    assert "\nB: WARN cpu load: the CPU is 60 % busy\n" in text and "A: WARN" not in text

@@ -1,5 +1,6 @@
 """mamf guard: what it reads, when it doubts, what it makes of fresh visits, and how often it is wrong."""
 
+import re
 import shutil
 import signal
 from dataclasses import replace
@@ -82,6 +83,7 @@ def test_an_unchanged_kernel_passes(guard):
     code, out, _ = guard("--junit", "guard.xml", "--output", "again.jsonl")
     assert code == 0
     assert "\nguard PASSED: none of 4 rows is slower by more than 2 %\n" in out
+    assert re.findall(r"  (ok|SAME|UNDECIDED)\n", out) == ["ok"] * 4
     suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
         "tests": "4", "failures": "0", "errors": "0", "skipped": "0",
@@ -297,6 +299,7 @@ def guarded_rows(*outcomes):
             ["ok", "undecided"],
             "guard UNDECIDED: 1 of 2 rows undecided, because samples scatter too much or are too few",
         ),
+        (["ok", "new"], "guard PASSED: none of 1 is slower by more than 2 %; 1 of 2 rows not in the baseline"),
         (["new"], "guard UNDECIDED: no row was compared with the baseline"),
         ([], "guard UNDECIDED: no row was compared with the baseline"),
     ],

@@ -40,11 +40,12 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
     interval of a ceiling is unknown.
     """
     from mamf.ceilings.ceiling import require_known_interval
-    from mamf.logs.compare import build_roofs_from_logs
+    from mamf.logs.roofs import build_roofs_from_logs, find_read_bandwidths
 
     logs = [*map(read_log, options.ceiling or ())]
     for log in logs:
-        for ceiling in (*log.matmul_ceilings.values(), *log.other_ceilings.values()):
+        bandwidths = find_read_bandwidths(log, log.header["device"]["cache_bytes"])
+        for ceiling in (*log.matmul_ceilings.values(), *log.other_ceilings.values(), *bandwidths.values()):
             require_known_interval(ceiling)
     return build_roofs_from_logs(logs) if logs else None
 

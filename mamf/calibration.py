@@ -43,7 +43,7 @@ class BurstTraits:
     - ``wake_seconds``: how many seconds of load it takes after a rest until the device is as fast as before. Burst
       queues this load ahead of each train.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
-    - ``remark``: why rows in burst cannot be trusted fully; empty if they can.
+    - ``remark``: why rows of the burst regime cannot be trusted fully; empty if they can.
     """
 
     train_seconds: float = 0.010
@@ -76,7 +76,7 @@ class SustainedTraits:
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
     - ``anew_repeatability``: how much repeated runs differ if the device rests for ``rest_seconds`` before each
       measurement; None: use the values of repeatability.csv.
-    - ``remark``: why rows in sustained cannot be trusted fully; empty if they can.
+    - ``remark``: why rows of the sustained regime cannot be trusted fully; empty if they can.
     """
 
     soak_seconds: float = 4.0

@@ -146,9 +146,9 @@ DTYPE_ALIASES = {
     "e5m2": "float8_e5m2",
 }
 
-# The largest error that rounding the output can cause, by output dtype, for operands of at most 8 bits. For bfloat16
-# the bound is the unit roundoff u. For 8-bit floats the bound is 1.4 times u / sqrt(3), and u / sqrt(3) is the largest
-# possible root mean square of the relative rounding error.
+# The error that verification allows for rounding the output, by output dtype, for operands of at most 8 bits. u is the
+# unit roundoff of the dtype. For bfloat16, the bound is u. For 8-bit floats, the root mean square of the relative
+# rounding error is at most u / sqrt(3), and the bound is 1.4 times this value.
 _OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
 # The largest error that sums of 8-bit products may have. Most devices keep these sums in float32. Hopper keeps them in
 # 14 bits, and periodically adds them to a float32.

@@ -197,8 +197,9 @@ class Measurement(NotebookTable):
     - ``best_by``: the statistic of the samples by which mamf ranks rows of this regime: ``median``, ``mean`` or
       ``fastest``.
     - ``status``, ``reason``: whether the kernel was measured (``ok``) and, if it was not, why.
-    - ``samples``: seconds per launch, after subtraction of ``timer_overhead``. A sample is one launch or, in sustained,
-      the mean of a block of launches. ``implausible_samples``: samples that are faster than the device can be.
+    - ``samples``: seconds per launch, after subtraction of ``timer_overhead``. A sample is one launch or, in the
+      sustained regime, the mean of a block of launches. ``implausible_samples``: samples that are faster than the
+      device can be.
     - ``error``: the largest relative error of the verified outputs.
     - ``is_reference``: True if the row was measured only to compare the run's other rows with it: a reference shape, or
       the matmul of the device's ceiling.

@@ -302,7 +302,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     reference: ClassVar[str] = "the kernel's own check"
     #: Whether a launch returns or writes tensors, which another process can check.
     returns_tensors: ClassVar[bool] = False
-    #: The names of the kernels with approximate results, for code that reads logs, which must not import kernels.
+    #: The names of the kernels with approximate results. Code that reads logs needs them, but must not import kernels.
     approximate_kernels: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
@@ -460,8 +460,8 @@ def make_operation_plan(
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
-# A random size is at most _MAX_SIZE_RATIO times the largest geometric mean that the sizes may have. It is a multiple of
-# one of _SIZE_MULTIPLES, so that some sizes are aligned. Drawing stops after _MAX_DRAW_ATTEMPTS failed attempts.
+# A random size is at most _MAX_SIZE_RATIO times the size at which a shape with equal sizes has the maximum
+# multiply-adds. It is a multiple of one of _SIZE_MULTIPLES. Drawing stops after _MAX_DRAW_ATTEMPTS failed attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 

@@ -71,7 +71,8 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
     it, so all readings may be of the lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
-    # Use the lower clock: in burst, the true clock of the compute units is far below the clock that the sensors report.
+    # Use the lower clock: in the burst regime, the true clock of the compute units is far below the clock that the
+    # sensors report.
     clock_hz = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
     is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER_LIMIT_REASON}
     if row.work.unit != "TFLOPS" or not is_steady or not clock_hz or dtype not in DTYPES or not row.summary:

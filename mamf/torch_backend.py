@@ -346,7 +346,7 @@ class StreamQueue(Queue):
 
 
 class MultiStreamBackend(AcceleratorBackend):
-    """A device for which torch supports streams, so that it can have a second queue."""
+    """The backend of a device with torch streams. It can run work in a second queue at the same time."""
 
     @functools.cached_property
     def _stream_queue(self) -> StreamQueue:

@@ -24,8 +24,8 @@ from mamf.ceilings.ceiling import compute_mamfu, compute_share_of_known_ceiling
 from mamf.cli import main as mamf_command
 from mamf.cli import run_command
 from mamf.errors import MamfError
-from mamf.logs.compare import build_roofs_from_logs
 from mamf.logs.legacy import FinderRun
+from mamf.logs.roofs import build_roofs_from_logs
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.document import MISSING_VALUE, format_four_digits, format_markdown_table

@@ -25,7 +25,7 @@ import burst_clock
 from figure_tables import ROOT, read
 
 from mamf.kinds.registry import make_log_chart
-from mamf.logs.compare import build_roofs_from_logs
+from mamf.logs.roofs import build_roofs_from_logs
 from mamf.node.logs import make_log_path, read_node_folders
 from mamf.node.report import make_node_chart
 from mamf.node.verdict import judge_devices

@@ -11,15 +11,12 @@ import argparse
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from mamf.backend import Backend, DeviceInfo
+from mamf.backend import Backend
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
 from mamf.ceilings.roof import (
-    MEMORY_LEVEL,
     READ_BANDWIDTH_KEY,
     READ_PATTERN,
-    find_memory_level,
     get_ceiling_name,
-    make_ceiling_key,
 )
 from mamf.cli.resuming import make_contradiction_error
 from mamf.cli.terminal import warn
@@ -28,10 +25,11 @@ from mamf.engine.regimes import BurstRegime, SustainedRegime
 from mamf.engine.search.grid import plan_search
 from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import make_ceiling_record
+from mamf.logs.roofs import find_read_bandwidths
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate, group_pairs
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import MIN_ARRAYS_TO_CACHE_RATIO, BandwidthOperation, BandwidthProblem
+from mamf.operations.bandwidth.operation import MIN_ARRAYS_TO_CACHE_RATIO, BandwidthOperation
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
@@ -40,8 +38,8 @@ from mamf.plugins.discovery import choose_kernels
 #: How long one search for ceilings takes, in seconds, by the number of regimes that it measures: 1 (burst only) or 2
 #: (burst and sustained).
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
-#: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in burst,
-#: reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
+#: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in the burst
+#: regime, reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
 _MIN_READ_ARRAY_BYTES = 4 * 2**30
 #: All searches for ceilings together may use at most this share of the run's budget. The rest is for the rows.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
@@ -83,40 +81,6 @@ def read_given_ceilings(
                 "one"
             )
     return ceilings_by_key
-
-
-def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
-    """Return the read bandwidth of memory for each regime of a log. The keys are pairs of READ_BANDWIDTH_KEY and a
-    regime.
-
-    The read bandwidth of a regime is its confirmed ceiling or, if the log has none, the highest rate of a row that
-    reads memory. ``cache_bytes``: the size of the device's cache. Rows whose arrays fit in the cache are ignored.
-    """
-    info = DeviceInfo(**log.header["device"])
-    rows = [
-        Ceiling(
-            device=info.name,
-            uuid_hash=info.uuid_hash,
-            problem=row.problem,
-            regime=row.regime,
-            kernel=row.kernel,
-            shape=row.shape,
-            rate=row.best_rate,
-            interval=row.rate_interval,
-            rounds=1,
-            conditions=row.conditions,
-            repeatability=row.repeatability,
-        )
-        for row in log.measurements
-        if row.ok and row.operation == BandwidthOperation.name and not row.phase
-    ]
-    bandwidths_by_key: dict[tuple[str, str], Ceiling] = {}
-    for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.other_ceilings.values()):
-        problem = ceiling.problem
-        is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ_PATTERN
-        if is_read and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY_LEVEL:
-            bandwidths_by_key[make_ceiling_key(ceiling)] = ceiling
-    return bandwidths_by_key
 
 
 def require_same_ceilings(

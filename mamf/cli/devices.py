@@ -387,7 +387,7 @@ _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 def prepare_node_run(options: argparse.Namespace) -> list[int]:
     """Set the backend and the output folder in the options, and return the indices of the devices that ``mamf node``
-    measures. Return no indices if a launcher started several processes here and another one measures the devices.
+    measures. Return no indices if a launcher started several processes on this machine, and another of them measures.
     """
     for name in options.kernel or ():
         make_matmul_kernel(name)

@@ -40,11 +40,12 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
     interval of a ceiling is unknown.
     """
     from mamf.ceilings.ceiling import require_known_interval
-    from mamf.logs.compare import build_roofs_from_logs
+    from mamf.logs.roofs import build_roofs_from_logs, find_read_bandwidths
 
     logs = [*map(read_log, options.ceiling or ())]
     for log in logs:
-        for ceiling in (*log.matmul_ceilings.values(), *log.other_ceilings.values()):
+        bandwidths = find_read_bandwidths(log, log.header["device"]["cache_bytes"])
+        for ceiling in (*log.matmul_ceilings.values(), *log.other_ceilings.values(), *bandwidths.values()):
             require_known_interval(ceiling)
     return build_roofs_from_logs(logs) if logs else None
 
@@ -69,7 +70,8 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[ReadProgressCallbac
 
 @contextmanager
 def yield_local_file(path: Path | str) -> Iterator[Path]:
-    """Yield the path itself if it is a file or folder, or the path of a temporary copy of a pipe or an https address.
+    """Yield the path of a file or folder. Copy a pipe or the content of an https address to a temporary file, and yield
+    the path of this file.
 
     A pipe is copied because it can be read only once. Raises RunLogError if the path does not exist, or if the content
     is too long or cannot be read.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mamf.logs.writer import RunLogWriter
 
 #: Options that other code compares with the resumed log, so this module does not. The options in the next four sets
-#: need no comparison, because they do not describe a plan.
+#: are not compared, because they do not change the plan.
 _OPTIONS_COMPARED_ELSEWHERE = {
     "backend",
     "ceiling",

@@ -299,7 +299,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         _FILE_KEYWORDS,
     ),
     "--set": SharedOption(
-        "fields of the problem and their values, such as seed=1; FIELD=A,B measures both A and B",
+        "other settings of the problem, such as seed=1; FIELD=A,B measures both A and B",
         "",
         {"nargs": "+", "metavar": "FIELD=VALUE"},
     ),

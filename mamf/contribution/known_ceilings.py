@@ -130,7 +130,7 @@ def find_peaks_by_name(
         if any(known):
             return _require_one_rate(name, devices, known)
     raise UnavailableError(
-        f"mamf knows no {dtype or 'matmul'} rate of {devices[0].name}"
+        f"mamf has no {dtype or 'matmul'} rate for {devices[0].name}"
         + (f" from the source {source}: try another source" if source else ": measure one with 'mamf find'")
     )
 

@@ -53,8 +53,8 @@ def launch_in_profiler_window(
     the last launch, and return the times and the verdict.
 
     - ``must_verify``: False to skip the verifications before and after the window.
-    - ``find_device_kernels``: called after the window, with one more launch, to find which kernels a launch runs on the
-      device.
+    - ``find_device_kernels``: called after the window to find which kernels a launch runs on the device. It gets a
+      function that launches once more.
     - ``repeat_count``: the number of launches after the window whose results are compared with one another, to find
       out whether the kernel is deterministic.
 
@@ -125,8 +125,8 @@ def _check_determinism(
     repeat_count: int,
     queue_checksum: Callable[[int, object], Callable[[], int]] | None,
 ) -> bool | None:
-    """Launch ``repeat_count`` times, and return whether all launches give equal bits; None if that cannot be checked or
-    ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, checksums of their outputs.
+    """Launch ``repeat_count`` times, and return whether all outputs are bitwise equal; None if that cannot be checked
+    or ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, checksums of their outputs.
 
     ``queue_checksum``: queues the checksum of an output on the device, and returns a function that reads the checksum.
     """

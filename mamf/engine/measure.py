@@ -258,8 +258,9 @@ def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, n
     """Return whether a resumed run must measure a row again, because the time budget ended (at ``deadline``) before the
     row was complete.
 
-    In the regime sustained, a row is complete if its launches took at least the time that one measurement must take. In
-    other regimes, a row is complete if it has enough samples. It does not matter when the verification ended.
+    In the sustained regime, a row is complete if its launches took at least the duration of one visit. In other
+    regimes, a row is complete if it has enough samples. Verification does not count, because only the timed launches
+    give samples.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False

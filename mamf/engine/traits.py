@@ -141,7 +141,7 @@ def _adapt_burst_traits(
             else [f"a rest of {_RECOVERY_REST_SECONDS[-1]:g} s did not restore the initial speed"]
         )
     elif wake_up.wake_seconds or reaction.speedup_remark:
-        # Load does not slow this device, so rests would only delay the wake-up.
+        # Load does not slow this device, so do not rest: it would only have to wake up after each rest.
         traits = replace(traits, rest_ratio=0.0, longest_rest_seconds=0.0)
     return replace(traits, remark="; ".join(filter(None, remarks)))
 
@@ -242,10 +242,13 @@ class LoadReaction(NamedTuple):
 def _find_oscillation_start(
     block_ends: Sequence[float], launch_seconds: Sequence[float], backend: Backend
 ) -> float | None:
-    """Return the seconds of load after which the power controller only oscillates around one speed: the start of the
-    last two oscillation periods, if the mean launch times of both periods agree. Return None if they do not agree, or
-    if blocks of launches are too long to tell. ``block_ends``: the seconds from the start of the load to the end of
-    each block. ``launch_seconds``: the mean seconds of a launch in each block.
+    """Return when the launch times begin to oscillate around a constant mean, in seconds from the start of the load.
+
+    Compare the mean launch times of the last two oscillation periods. If they agree, return the start of the first of
+    these periods. If they do not agree, or if no block of launches ends in one of the periods, return None.
+
+    ``block_ends``: the seconds from the start of the load to the end of each block. ``launch_seconds``: the mean
+    seconds of a launch in each block.
     """
     period, end_time = backend.sustained_traits.swing_seconds, block_ends[-1]
     before, after = (

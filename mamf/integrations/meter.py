@@ -126,20 +126,21 @@ class _UnreadStep(NamedTuple):
 
 
 class Meter:
-    """A meter of the steps of a training loop: TFLOPS, MFU (share of the datasheet), MAMFU (share of the ceiling).
+    """A meter of the steps of a training loop: TFLOPS, MFU (share of the datasheet peak), MAMFU (share of the ceiling).
 
     Call ``begin`` when the data of a step are ready, before its first forward pass, and ``step`` after the optimizer.
 
     - ``model`` with ``sequence_length``: compute the FLOP by formula, as ``mamf.model_flops`` does.
-    - ``flops_per_step``: instead of ``model``, the FLOP of one forward and backward pass on this rank, either a number
-      or by dtype: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``. Each dtype is compared with its own ceiling.
+    - ``flops_per_step``: instead of ``model``, the FLOP of one forward and backward pass on this rank. Pass a number,
+      or a dict from dtype to FLOP: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``. Each dtype is compared with its own
+      ceiling.
     - ``tokens_per_step``: tokens of one forward and backward pass on this rank.
     - ``accumulation``: forward and backward passes in an optimizer step (default 1).
-    - ``dtype``: dtype of the matmuls; by default the device's default dtype. Not used when ``flops_per_step`` is by
-      dtype.
+    - ``dtype``: dtype of the matmuls; by default the device's default dtype. Not used if ``flops_per_step`` is a
+      dict.
     - ``ceiling``: FLOP/s, or the Rate that ``mamf.peak`` or ``mamf.find`` returns. The default is the sustained
       ceiling that ``mamf.peak`` knows. If ``mamf.peak`` knows none, the meter warns once and MAMFU is NaN: the meter
-      never uses the datasheet as a ceiling. Not allowed when ``flops_per_step`` is by dtype.
+      never uses the datasheet as a ceiling. Not allowed if ``flops_per_step`` is a dict.
     - ``world_size``: total number of ranks. ``model_parallel``: number of ranks that share a batch (tensor parallel);
       the meter divides the FLOP of ``model``, but not ``flops_per_step``, by this number.
     - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. The default is to
@@ -147,8 +148,8 @@ class Meter:
     - ``warmup_steps``: number of steps at the start of training that the meter leaves out.
     - ``backend``: a device, in a form that ``mamf.peak`` takes; the default is the device that this process uses.
 
-    Raises UsageError for an impossible option, and UnsupportedError if there is no formula for ``model``. The methods
-    of a meter raise nothing. Give each training loop its own meter; other threads may read ``mean``.
+    Raises UsageError if an option has an invalid value, and UnsupportedError if there is no formula for ``model``. The
+    methods of a meter raise nothing. Give each training loop its own meter; other threads may read ``mean``.
 
     >>> meter = mamf.Meter(tokens_per_step=8192, flops_per_step=6e13, ceiling=700e12, warmup_steps=0)
     >>> meter.begin()

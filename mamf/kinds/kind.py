@@ -76,8 +76,8 @@ class RunKind:
         return self.name
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
-        """Make the strategy that measures the plan of ``setup``: it chooses the steps (shape, kernel and regime) one
-        after another.
+        """Make the strategy for the plan of ``setup``. The strategy chooses, one after another, the steps to measure
+        (each with a shape, a kernel and a regime).
         """
         from mamf.engine.strategies.rows import RowsStrategy
 
@@ -234,9 +234,9 @@ class FindKind(RunKind):
 
 
 def build_confirmed_roofs(log: RunLog) -> Roofs | None:
-    """Build the roofs of a device (its highest compute rates and memory bandwidths) from the ceilings that a log has
-    confirmed. Return None if the log has confirmed no ceilings, or only those of matmul. Also return None if mamf does
-    not compare rows of the log's operation with memory bandwidth.
+    """Build the roofs of a device (its highest compute rates and memory bandwidths) from the confirmed ceilings in a
+    log. Return None if the log has no confirmed ceilings, or only matmul ceilings. Also return None if mamf does not
+    compare rows of the log's operation with memory bandwidth.
     """
     if not get_operation(log.plan.operation).has_memory_shares or not log.other_ceilings:
         return None

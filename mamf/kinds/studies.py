@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, FindKind, ReportOptions, RunKind
-from mamf.logs.compare import Difference, build_roofs_from_logs
+from mamf.logs.compare import Difference
 from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
 from mamf.logs.recording import RunEnd
+from mamf.logs.roofs import build_roofs_from_logs
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions

@@ -34,8 +34,11 @@ from statistics import geometric_mean
 from typing import Any, Literal, get_args
 
 from mamf.backend import DeviceInfo, parse_sharing_ways
-from mamf.ceilings.roof import Roofs, build_roofs, require_same_device
-from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, IncomparableError, LogMismatchError, UsageError
+from mamf.ceilings.roof import (
+    Roofs,
+    require_same_device,
+)
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, IncomparableError, LogMismatchError
 from mamf.logs.compared_rows import (
     FALSE_ALARM_CHANCE,
     MAX_EXPONENT,
@@ -227,7 +230,9 @@ class Comparison(NotebookTable):
         return f"Comparison({self.log_paths[0]} against {self.log_paths[1]}: {counts})"
 
     def rows(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> list[dict[str, Any]]:
-        """Return one mapping for each pair: its values by column, for ``pandas.DataFrame(comparison.rows())``."""
+        """Return a dict for each pair of rows, which maps the names of columns to values. Pass the list to
+        ``pandas.DataFrame``.
+        """
         return [pair.make_table_row(tolerance) for pair in self.pairs]
 
     def count_verdicts(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> dict[str, int]:
@@ -452,26 +457,6 @@ def find_field_differences(
         for name, of_a, of_b in found
         if not set(of_a) & set(of_b)
     ]
-
-
-def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
-    """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
-    several logs.
-
-    Raises UsageError for a log without a ceiling, and IncomparableError for logs of several cards unless ``anyway`` is
-    true.
-    """
-    for log in logs:
-        if not log.matmul_ceilings and not log.other_ceilings:
-            raise UsageError(
-                f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf find --operation bandwidth' or 'mamf "
-                "roofline' after --ceiling, and logs with the rows to compare before --ceiling"
-            )
-    return build_roofs(
-        [each for log in logs for each in (*log.matmul_ceilings.values(), *log.other_ceilings.values())],
-        next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None),
-        anyway,
-    )
 
 
 def require_same_card(log: RunLog, roofs: Roofs) -> None:

@@ -53,8 +53,8 @@ MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
 # After a pause longer than _MAX_SHORT_PAUSE, the common shift of a run is _LONG_PAUSE_SHIFT_FACTOR times as large.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
-# The common shift of a run follows a t distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom, which fits the
-# tails of the differences between the 26 pairs of equal runs in results/. The calibrated shift comes from these pairs.
+# All rows of a run shift together. This common shift is calibrated with the 26 pairs of equal runs in results/. A t
+# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the tails of the differences of these pairs.
 # If equal runs differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their spread replaces it.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 # How much the overhead of timing with device events varies between runs: its standard deviation in seconds.
@@ -392,7 +392,7 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
 
 
 def _compute_cycles_error(regime: str, problem: Any) -> FigureUncertainty | None:
-    """Return how much the used cycles of a kernel differ between cards, or None for a regime without a calibration."""
+    """Return the calibrated error of used cycles if cards differ, or None for a regime without a calibration."""
     if regime not in COMMON_REGIMES:
         return None
     return compute_run_error([1.0], 1.0, [0.0], look_up_repeatability("", f"{regime} cycles", problem))

@@ -31,8 +31,8 @@ from mamf.machine.environment import describe_mamf_version
 from mamf.machine.privacy import scrub_record, scrub_text
 
 LEGACY_TIER = "legacy"
-#: The names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF (in burst) and
-#: MSMF (sustained). ``stated`` is the figure of version 1, which does not say which statistic it prints.
+#: The names of the figures that mamf-finder prints: statistics of a timed loop, and the ceilings MAMF (in the burst
+#: regime) and MSMF (sustained). ``stated`` is the figure of version 1, which does not say which statistic it prints.
 FINDER_STATISTICS = ("stated", "mean", "median", "fastest", "MAMF", "MSMF")
 
 

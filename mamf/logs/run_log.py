@@ -133,8 +133,8 @@ MALFORMED_LOG_ERRORS = (ArithmeticError, AttributeError, LookupError, TypeError,
 #: Ceilings by problem and regime, for operations other than matmul.
 CeilingsByProblemAndRegime = dict[tuple[Any, str], Ceiling]
 
-#: ``read_run_log`` cannot read logs of these tiers, because they have no samples. Maps each tier to a message that
-#: names the commands which can read its logs.
+#: The kinds of logs (tiers) that ``read_run_log`` cannot read, because they contain no samples. Each tier maps to a
+#: message that names the commands for its logs.
 _UNREADABLE_TIERS = {
     "legacy": (
         "this is an imported log of mamf-finder, which has no samples: only 'mamf show', 'compare', 'plot', 'report' "
@@ -194,7 +194,7 @@ class RunLog(NotebookTable):
 
     @property
     def ceilings(self) -> dict[str, Ceiling]:
-        """The ceilings of matmuls by regime, for logs of ``mamf find``, which have only one dtype."""
+        """The matmul ceilings by regime, for a log of ``mamf find``. Such a log has only one dtype."""
         return {regime: ceiling for (_, regime), ceiling in self.matmul_ceilings.items()}
 
     @property

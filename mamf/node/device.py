@@ -107,7 +107,7 @@ class DeviceRun:
             self.on_progress(f"{part}: {error}")
 
     def _make_plan(self, part: str) -> tuple[Plan, Sequence[NamedKernel]]:
-        """Return the plan for a part of the run, and the kernels to measure with their names."""
+        """Return the plan for a part of the run, and the names and objects of the kernels to measure."""
         if part == "find":
             problem, seconds = make_problem(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
             plan, kernels = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)

@@ -95,7 +95,7 @@ def make_log_path(folder: Path, index: int, part: str) -> Path:
 
 
 def is_node_folder(path: Path) -> bool:
-    """Return whether ``path`` is a folder with files of ``mamf node``."""
+    """Return whether ``path`` is a folder with files that ``mamf node`` wrote."""
     return path.is_dir() and (
         (path / RUN_FILE_NAME).exists() or any(_LOG_NAME_PATTERN.fullmatch(each.name) for each in path.iterdir())
     )
@@ -135,8 +135,8 @@ def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = No
 
 
 def read_device_logs(folder: Path, index: int) -> dict[str, RunLog | str]:
-    """Read the logs of a device into a dictionary by part, without parts that have no log. For an unreadable log, the
-    value is a string that says why it is unreadable.
+    """Read the logs of a device, and return them by part of the run. Parts without a log are missing. For an
+    unreadable log, the value is a string that says why mamf cannot read it.
     """
     return {
         part: log

@@ -2,8 +2,8 @@
 
 The module measures nothing and reads no files. It compares each device with the median of all *other* devices of its
 model, and with a baseline (cards that are known to be good). The limits were chosen for the spread of 26 H200 cards
-(standard deviation 1.1 % in burst, 1.0 % in sustained). ``tools/rates.py node`` computes how often the limits give a
-false verdict with this spread and with others.
+(standard deviation 1.1 % in the burst regime, 1.0 % in the sustained regime). ``tools/rates.py node`` computes how
+often the limits give a false verdict with this spread and with others.
 
 A figure is one measured rate of a device, such as ``burst``. A machine is called a node.
 """
@@ -89,8 +89,8 @@ def format_figure(figure: str, value: float) -> str:
     return f"{format_four_digits(value * factor)} {unit}"
 
 
-#: The name of the mean of a device's shortfalls in burst and in sustained. A shortfall is how far a figure is below its
-#: reference. A slow card is slow in both figures, so the mean has a lower limit than each shortfall.
+#: The name of the mean of a device's shortfalls in the burst and sustained regimes. A shortfall is how far a figure is
+#: below its reference. A slow card is slow in both figures, so the mean has a lower limit than each shortfall.
 BURST_AND_SUSTAINED = "burst and sustained"
 #: A device counts as slow if one of its figures is below the median of the other devices by more than this share. The
 #: limits for copies to and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 %

@@ -473,7 +473,7 @@ def remember_outputs(
         wrong_cells = [_flag_wrong_cells(_view_bits_as_matrices(later) != remembered) for later, remembered in pairs]
 
         def wait_for_wrong_cells() -> WrongCells:
-            """Wait for the comparison, and return the cells that differ in the first output with a difference."""
+            """Wait for the comparison. Return the wrong cells of the first output that has any."""
             index = next((index for index, cells in enumerate(wrong_cells) if cells.any()), 0)
             positions = frozenset((b, row, column) for b, row, column in wrong_cells[index].nonzero().tolist())
             rows, columns = remembered_outputs[index].shape[1:]

@@ -169,7 +169,7 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
         )
 
     def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
-        """Return the kernel for the work whose rate a measurement reports.
+        """Return the kernel of the work that the measurement times: the matmul or the other work.
 
         Raises UnavailableError if no kernel can run on this backend.
         """

@@ -71,7 +71,7 @@ class QuantizedOperand:
         return (self.slice_rows(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the values that the elements and scales represent, as a tensor (rows, K) of this dtype."""
+        """Return the values that the elements and scales represent, as a (rows, K) tensor with this ``dtype``."""
         return apply_scales(
             decode_elements(self.elements, dtype), decode_scales(self.scales, self.scaling).to(dtype), self.scaling
         )

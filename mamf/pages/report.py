@@ -462,7 +462,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
     interval = ceiling.interval
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
     point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
-    # Leave the seed out of the label, so that the ceilings of searches with different seeds are drawn side by side.
+    # Leave the seed out of the title, so that ceilings of searches with different seeds share a row of the chart.
     is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"95 % repeat interval: {format_interval(ceiling.interval, factor)}",

@@ -283,9 +283,8 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Ceil
     return []
 
 
-# List the modules in which an event ran, from the outermost to the innermost. Events of the backward pass are not in
-# the range of any module. For such an event, use the modules of the operation of the forward pass whose gradient the
-# event computes.
+# List the modules in which an event ran, from the outermost to the innermost. Events of the backward pass do not
+# run in any module. For such an event, use the modules of the forward operation whose gradient it computes.
 def _list_module_names(event: Event) -> list[str]:
     event_and_callers = list(event.yield_callers())
     forward_operation = next((each.forward_operation for each in event_and_callers if each.forward_operation), event)

@@ -94,7 +94,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True)
 class BusyInterval:
-    """An interval in which an event ran, but none of the events that it called ran."""
+    """An interval in which an event ran, but none of its child events (the events that it called) ran."""
 
     event: Event
     start_seconds: float
@@ -331,7 +331,8 @@ def _make_device_event(
 ) -> Event:
     """Make the event of a kernel or copy on the device. Its caller is the event that launched it.
 
-    ``launches_by_link``, a result of ``_make_host_events``: the events that launched work, by link.
+    A link is the ID that connects an event of the host with the device events that it launched.
+    ``launches_by_link``, a result of ``_make_host_events``: the events of the host that launched work, by link.
     ``graph_launch_links``: the links of events that launched a graph. A kernel or copy in a graph has no caller,
     because the trace does not say which operation it belongs to.
     """

@@ -259,7 +259,9 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
 
 
 def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], log_label: str) -> str:
-    """Count the rows that have no rate in log ``log_label``, by their status in it: `` (2 unsupported in B)``."""
+    """Return a text that counts the rows without a rate in the log ``log_label`` by status, for example
+    `` (2 unsupported in B)``. Return an empty text if there are none.
+    """
     counts = Counter(failed.status for _, failed in rows if failed is not None)
     statuses = ", ".join(f"{count} {status} in {log_label}" for status, count in counts.items())
     return f" ({statuses})" if statuses else ""

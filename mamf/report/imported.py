@@ -111,8 +111,9 @@ def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
 
 
 def _convert_run_log(log: RunLog) -> ComparedRun:
-    """Convert the matmuls and ceilings of a log of mamf for a comparison. Use the rates of the regime ``classic``,
-    because it measures in the same way as mamf-finder. If the log does not have this regime, use its first regime.
+    """Convert the matmuls and ceilings of a mamf log for a comparison with mamf-finder. Use the rates of the regime
+    ``classic``, because it measures in the same way as mamf-finder. If the log does not have this regime, use its first
+    regime.
     """
     rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
@@ -179,11 +180,11 @@ def _explain_missing_verdict(runs: Sequence[ComparedRun], is_headline: bool = Fa
     """
     regimes = [run.regime for run in runs if run.regime]
     if is_headline and regimes:
-        return "figures of mamf-finder have no samples, and mamf-finder does not confirm ceilings as mamf does"
+        return "logs of mamf-finder contain no samples, and mamf-finder does not confirm ceilings as mamf does"
     difference = (
         "" if {CLASSIC}.issuperset(regimes) else ", and its measuring loop does not load the device as mamf does"
     )
-    return f"figures of mamf-finder have no samples{difference}"
+    return f"logs of mamf-finder contain no samples{difference}"
 
 
 def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:

@@ -185,7 +185,7 @@ def make_group_tables(
     By default, all rows of a regime and problem form one group. If the operation ranks each shape separately, each
     shape is a group, unless there are several shapes and ``top`` limits the rows.
 
-    - ``top``: the maximum number of rows for people in each table; None for all.
+    - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
     - ``baseline``: the kernel that speed-ups refer to.
     """
     baselines = choose_baselines(rows, baseline)
@@ -275,7 +275,7 @@ def make_kernels_document(
     """Return the report of a run of kernels.
 
     - ``summary``: the last record of the log, None if the run was killed.
-    - ``top``: the maximum number of rows for people in each table; None for all.
+    - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
     - ``confirmed_ceilings``: the ceilings that the run itself found.
     - ``baseline``: the kernel that speed-ups refer to.
     """

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
@@ -49,6 +49,7 @@ from mamf.report.document import (
     format_percent,
     format_rate,
     make_interval_columns,
+    split_shared_parts,
 )
 from mamf.report.shares import describe_missing_roofs
 
@@ -66,8 +67,8 @@ class NamedCeiling(NamedTuple):
 
 
 def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
-    """Return the measured rows as points below their roofs, without references (rows that a run repeats to see drift)
-    and without rows of a search for ceilings.
+    """Return a point of the roofline chart for each measured row. Skip reference rows, which a run repeats to see
+    drift, and rows of a search for ceilings.
     """
     selected = [row for row in rows if row.ok and not row.is_reference and not row.phase]
     layers = name_layer_weights(row.shape for row in selected if isinstance(row.shape, MatmulShape))
@@ -75,8 +76,18 @@ def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPo
 
 
 def format_row_name(row: Measurement | Ceiling) -> str:
-    """Return a name for a row: its shape, and the fields of its problem that do not have the default value."""
-    return ", ".join([str(row.shape), *get_operation(row.problem.operation).list_identifying_fields(row.problem)])
+    """Return a name for a row: its shape, and the fields that identify its problem, in words."""
+    return ", ".join([str(row.shape), *get_operation(row.problem.operation).describe_problem(row.problem)])
+
+
+def drop_shared_fields(points: Sequence[RoofPoint]) -> tuple[list[RoofPoint], str]:
+    """Shorten the names of points: drop the fields of problems that all points share. Also return these fields."""
+    problems = [point.row.problem for point in points]
+    fields, shared = split_shared_parts(
+        [", ".join(get_operation(each.operation).describe_problem(each)) for each in problems]
+    )
+    names = [", ".join(filter(None, (str(point.row.shape), rest))) for point, rest in zip(points, fields, strict=True)]
+    return [replace(point, name=name) for point, name in zip(points, names, strict=True)], shared
 
 
 def make_roofline_document(
@@ -91,6 +102,7 @@ def make_roofline_document(
     Columns ``balance_*`` contain balance points: the FLOP per byte at which a compute ceiling and the bandwidth of a
     memory level limit a kernel equally.
     """
+    points, shared_fields = drop_shared_fields(points)
     best_first = sorted(points, key=lambda point: -1.0 if point.roof_share is None else point.roof_share, reverse=True)
     ceilings = [
         NamedCeiling(name, each)
@@ -120,7 +132,7 @@ def make_roofline_document(
     blocks: list[Block] = [
         Lines([first_line]),
         Table(columns, ceilings, key="roofs"),
-        Table(POINT_COLUMNS, best_first, max_shown_rows=top),
+        Table(POINT_COLUMNS, best_first, shared_fields, max_shown_rows=top),
         Answer(list(describe_roofline_result(roofs, best_first))),
     ]
     return Document(
@@ -134,7 +146,8 @@ def compute_balance_point(named: NamedCeiling, roofs: Roofs, level: str) -> floa
 
 
 POINT_COLUMNS: list[Column[RoofPoint]] = [
-    Column("row", "row", lambda point: point.name, is_left_aligned=True, min_characters=40),
+    Column("row", "", lambda point: format_row_name(point.row)),
+    Column("", "row", lambda point: point.name, is_left_aligned=True, min_characters=40),
     Column("kernel", "kernel", lambda point: point.row.kernel, is_left_aligned=True),
     Column("regime", "regime", lambda point: point.row.regime, drop_priority=3, is_left_aligned=True),
     Column("dtype", "dtype", lambda point: point.row.problem.dtype, drop_priority=3, is_left_aligned=True),
@@ -236,9 +249,9 @@ _PAGE_HEIGHT_INCHES = 4.8
 # As shares of the axes in an image file: the height of a label, the width of a letter, the distance between a label and
 # its marker, and the distance between a label and its line.
 _LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
-#: Positions of labels along a rising ceiling in burst and in sustained, from 0 (left end) to 1 (right end). The third
-#: value is the distance between the label of a flat sustained ceiling and the right end of this ceiling, as a share of
-#: the axis.
+#: Positions of labels along a rising ceiling of the burst and the sustained regime, from 0 (left end) to 1 (right end).
+#: The third value is the distance between the label of a flat sustained ceiling and the right end of this ceiling, as a
+#: share of the axis.
 _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
 
 
@@ -289,9 +302,9 @@ class RooflineChart(Picture):
 
 
 def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
-    """Draw rows below their roofs, without rows that have no FLOP. ``header``: the header of any log of the device."""
+    """Make a roofline chart of the rows that have FLOP. ``header``: the header of any log from the device."""
     markers = []
-    for point in points:
+    for point in drop_shared_fields(points)[0]:
         if point.tflops is not None and point.intensity is not None:
             regime = ", sustained" if point.row.regime == SUSTAINED else ""
             series = f"{point.layer}{regime}" if point.layer else ""

@@ -368,8 +368,8 @@ class OverlapPair:
 
 
 def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
-    """Return the pairs of a matmul and other work whose four rows all have a figure: each work alone, and each while
-    both run.
+    """Return the pairs of a matmul and other work for which all four rows have a figure: the matmul and the other
+    work, each alone and each while both run.
     """
     rows_by_pair = group_pairs(
         ((replace(row.problem, timed=MATMUL_WORK, alone=True), row.shape), row) for row in rows if row.ok
@@ -390,7 +390,7 @@ def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
 
 
 def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the shares from ``compute_kept_rate_ranges``, or no line if no pair is complete."""
+    """Return a line with the share of its rate that each kind of work keeps; no line if no pair is complete."""
     texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_rate_ranges(rows).items()]
     return [f"while both run, {' and '.join(texts)}"] if texts else []
 

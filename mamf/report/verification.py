@@ -80,8 +80,8 @@ def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[flo
     """
 
     def find_share_with_probability(probability: float, count: int) -> float:
-        """Find the share of wrong results at which the probability that at most ``count`` of the checked results are
-        wrong equals ``probability``.
+        """Find the share of wrong results for which a run finds at most ``count`` wrong results with this
+        ``probability``.
         """
         low, high = 0.0, 1.0
         while high - low > 1e-9:

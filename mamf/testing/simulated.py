@@ -62,7 +62,7 @@ class Physics:
     - ``idle_watts``, ``memory_transfer_watts``, ``boost_watts``: power while idle, while memory is read or written, and
       while a matmul runs at the maximum clock.
     - ``power_averaging_seconds``: time constant of the mean power. The clock drops when this mean reaches the limit.
-    - ``hot_clock_loss_share``: share by which the clock of a hot device is lower.
+    - ``hot_clock_loss_share``: relative reduction of the clock if the device is hot.
     - ``heating_seconds``: time constant of warming up and cooling down.
     - ``throttled_time_share``: share of the time during which the device runs at half its clock because of heat.
     - ``clock_alternation_share``: the relative difference between the two clocks that the device alternates between at
@@ -75,14 +75,14 @@ class Physics:
 
     - ``host_launch_seconds``: time that the host needs for one launch.
     - ``queue_capacity``: the number of launches that the host can queue before it must wait for the device.
-    - ``nonzero_data_slowdown``: share by which a matmul takes longer if its operands are not zeros.
+    - ``nonzero_data_slowdown``: relative increase of the time of a matmul if its operands are not zeros.
     - ``memory_bandwidth``, ``memory_bytes``, ``cache_bytes``: bandwidth and size of the memory, and size of the cache.
-    - ``cached_saving_share``: share by which a launch is shorter if its operands are still in the cache.
+    - ``cached_saving_share``: relative reduction of the time of a launch if its operands are still in the cache.
     - ``cache_bandwidth``: bandwidth of arrays that the previous launch left in the cache; None if it equals
       ``memory_bandwidth``.
     - ``link_bandwidth``: bandwidth between devices.
-    - ``rested_saving_share``: share by which launches are shorter for ``rested_saving_seconds`` after the device was
-      idle for ``rested_after_seconds``.
+    - ``rested_saving_share``: relative reduction of the time of launches for ``rested_saving_seconds`` after the device
+      was idle for ``rested_after_seconds``.
     - ``waking_time_factor``: factor by which launches take longer for ``waking_seconds`` after the device was idle for
       ``asleep_after_seconds``.
 

@@ -148,7 +148,7 @@ def test_fp8_is_the_format_that_the_device_has():
 
 
 def test_what_nobody_listed_is_one_line():
-    with pytest.raises(UnavailableError, match="mamf knows no nvfp4 rate of Tesla T4"):
+    with pytest.raises(UnavailableError, match="mamf has no nvfp4 rate for Tesla T4"):
         mamf.peak(name="T4", dtype="nvfp4")
     with pytest.raises(UnavailableError, match="from the source contributed"):
         mamf.peak(name="T4", source="contributed")

@@ -140,6 +140,16 @@ def test_the_table_has_balance_points_and_each_rows_distance():
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
 
 
+def test_rows_differ_at_80_columns_by_what_they_do_not_share():
+    shape = AttentionShape(1, 16, 16, 1024, 1024, 128, 128)
+    rows = [row(AttentionProblem(direction=each), shape, 300.0) for each in ("fwd", "bwd")]
+    text = render_roofline("table", ROOFS, select_roof_points(rows, ROOFS), "head")
+    names = [line.split("  ")[0] for line in text.splitlines() if line.startswith(str(shape))]
+    assert sorted(names) == [f"{shape}, bwd", f"{shape}, fwd"]
+    lines = render_roofline("table", ROOFS, select_roof_points(rows[:1], ROOFS), "head").splitlines()
+    assert "fwd" in lines and any(line.startswith(f"{shape}  ") for line in lines)
+
+
 def test_rows_are_told_as_csv_and_json():
     points = select_roof_points(DECODE, ROOFS)
     header, first, *_ = render_roofline("csv", ROOFS, points).splitlines()

@@ -108,6 +108,14 @@ def test_attention_is_placed_too(run, here):
     assert code == 2 and "mamf roofline LOG --ceiling LOG" in err
 
 
+def test_a_log_of_bandwidth_is_a_roof_of_memory(run, here):
+    asked = ["--pattern", "read", "--shapes", "4GiB", "--output", "bandwidth.jsonl"]
+    assert run("bandwidth", *asked)[0] == 0
+    code, out, err = run("roofline", "--ceiling", CEILING_REGIMES[0], "bandwidth.jsonl")
+    assert code == 0, err
+    assert any(line.startswith("memory ") and "4GiB, read" in line for line in out.splitlines())
+
+
 def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):
     began = []
     monkeypatch.setattr(roofline, "run_command", lambda typed: began.append(typed) or 130)

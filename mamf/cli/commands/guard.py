@@ -83,7 +83,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="markdown report to write, for a pull request comment (default: none)",
     )
     add_device_options(parser)
-    add_run_options(parser, budget_default="none; the exit code of an unfinished run is 1, or 3 if a row is slower")
+    add_run_options(
+        parser,
+        budget_default="none; if time runs out, the exit code is 3 if a row is slower, otherwise 1",
+    )
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

@@ -82,7 +82,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--flop",
         type=float,
         metavar="X",
-        help="predict the shortest training step in which each device computes X FLOP of matmul, such as 4e15 "
+        help="FLOP of all matmuls of one device in a training step, such as 4e15; mamf predicts the shortest step "
         "(needs --bytes; default: no prediction)",
     )
     group.add_argument(

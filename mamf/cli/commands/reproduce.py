@@ -258,7 +258,7 @@ class ReproduceSession(Session):
         return None.
 
         mamf never imports a package.module:Class just because a log names this class, because a stranger may have
-        written the log. Users who trust the class name it with --kernel.
+        written the log. Users who trust the class can select it with --kernel.
         """
         if is_class_path(name) or name.partition("[")[0] not in list_kernel_names(self.operation):
             path = name if is_class_path(name) else "package.module:Class"

@@ -92,7 +92,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.resuming import format_option_name
-    from mamf.logs.compare import build_roofs_from_logs, require_same_card
+    from mamf.logs.compare import require_same_card
+    from mamf.logs.roofs import build_roofs_from_logs
     from mamf.report.charts.picture import check_image_path, draw_figure, make_file_exists_error, save_figure
     from mamf.report.document import describe_machine
     from mamf.report.roofline import (

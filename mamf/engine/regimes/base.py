@@ -129,7 +129,7 @@ class Regime(ABC):
     - ``default_sweep_row_seconds``: the time limit of a row in a run that measures one kernel on many shapes, such as a
       matmul sweep; None: no limit.
     - ``default_row_seconds``: the time limit of a row in any other run; None: no limit.
-    - ``warmup_seconds``: device seconds of load before the first row.
+    - ``warmup_seconds``: the seconds for which the device is loaded before the first row.
     """
 
     name: ClassVar[str]
@@ -153,7 +153,7 @@ class Regime(ABC):
 
     @classmethod
     def compute_max_row_seconds(cls, backend: Backend, plan: Plan) -> float:
-        """Return the longest time, in seconds, that the timed launches of one row of a plan take."""
+        """Return the maximum time, in seconds, that the timed launches of one row of a plan may take."""
         return plan.seconds or cls.default_row_seconds or _USUAL_ROW_SECONDS
 
     @classmethod

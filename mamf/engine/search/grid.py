@@ -1,5 +1,5 @@
-"""Plan a search for a device's matmul ceilings (its highest rates in burst and in sustained): the grid of shapes, the
-time budget, the time of each phase, and the shapes to begin with.
+"""Plan a search for a device's matmul ceilings (its highest rates in the burst and sustained regimes): the grid of
+shapes, the time budget, the time of each phase, and the shapes to begin with.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class SearchSchedule:
     How much the phases measure:
 
     - ``burst_round_counts``, ``sustained_round_counts``: the numbers of rounds in each regime. If sustained has no
-      rounds that choose, the search confirms the candidate that was fastest in burst.
+      rounds that choose, the search confirms the candidate that was fastest in the burst regime.
     - ``candidate_count``: the number of candidates in the rounds of burst.
     - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
       of burst.
@@ -133,8 +133,9 @@ QUICK_SCHEDULE = SearchSchedule(
     burst_round_counts=RoundCounts(choosing_rounds=3, confirming_rounds=12),
     candidate_count=5,
     algorithm_shape_count=1,
-    # In sustained, the rates of the candidates that were fastest in burst differ by less than 0.2 %. So do not choose
-    # among them. Spend the time on longer measurements of one candidate, to confirm its rate.
+    # In the sustained regime, the rates of the candidates that were fastest in the burst regime differ by less
+    # than 0.2 %. So do not choose among them. Spend the time on longer measurements of one candidate, to confirm
+    # its rate.
     sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=6),
 )
 

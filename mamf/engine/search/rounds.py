@@ -55,8 +55,8 @@ def list_default_kernel_candidates(
 
 
 def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> list[Candidate]:
-    """Choose ``count`` candidates from the rows of short visits in sustained: half of them are those with the lowest
-    energy per FLOP, if the power is known; the others are the fastest.
+    """Choose ``count`` candidates from the rows of short visits of the sustained regime: half of them are those with
+    the lowest energy per FLOP, if the power is known; the others are the fastest.
     """
     successful_visits = [row for row in visits if row.ok]
     fastest = sorted(successful_visits, key=lambda row: row.best_rate, reverse=True)
@@ -87,7 +87,7 @@ def drop_beaten_candidates(
     ]
 
 
-#: The length of a visit in sustained, in seconds.
+#: The length of a visit of the sustained regime, in seconds.
 SUSTAINED_VISIT_SECONDS = 1.0
 #: A generator that yields steps to measure, receives their rows, and returns all these rows.
 StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]
@@ -148,7 +148,7 @@ class ConfirmationRounds:
     #: candidate.
     _min_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
     #: By regime: the shortest and the longest time, in seconds, to prepare and verify the kernel of a step.
-    _preparation_seconds: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    _preparation_seconds_by_regime: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
     #: After MIN_CONFIRMING_ROUNDS rounds, and at the end of a series of rounds, drop candidates whose median rate is
     #: more than this share below the best median rate.
@@ -186,7 +186,7 @@ class ConfirmationRounds:
             return choosing.rows + confirming.rows
         rows = choosing.rows
         conditions = summarize_conditions(row for row in rows if [(row.shape, row.kernel)] == best_first[:1])
-        # A visit in sustained takes seconds, so visit the next candidate only if the one before it failed.
+        # A visit of the sustained regime takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
             visits = yield from self._confirm_candidate_by_visits(
                 regime, conditions, candidate, round_counts.confirming_rounds, confirming_end_time
@@ -206,19 +206,19 @@ class ConfirmationRounds:
             regime, step_seconds = step.regime, self.runner.now() - start_time
             self._min_step_seconds[regime.name] = min(step_seconds, self._min_step_seconds.get(regime.name, math.inf))
             preparation_seconds = max(0.0, step_seconds - (regime.fixed_visit_seconds or regime.last_visit_seconds))
-            min_seconds, max_seconds = self._preparation_seconds.get(
+            min_seconds, max_seconds = self._preparation_seconds_by_regime.get(
                 regime.name, (preparation_seconds, preparation_seconds)
             )
-            self._preparation_seconds[regime.name] = (
+            self._preparation_seconds_by_regime[regime.name] = (
                 min(preparation_seconds, min_seconds),
                 max(preparation_seconds, max_seconds),
             )
         return row
 
     def has_time_to_confirm(self) -> bool:
-        """Return whether enough time is left before the deadline for one more choosing visit in sustained, for the
-        launches that this visit leaves in the queue, and for the confirmation. Return True while rows of an interrupted
-        run answer the steps.
+        """Return whether enough time is left before the deadline for one more choosing visit of the sustained regime,
+        for the launches that this visit leaves in the queue, and for the confirmation. Return True while rows of an
+        interrupted run answer the steps.
         """
         needed = (
             self._min_step_seconds.get(SustainedRegime.name, 0.0)
@@ -228,7 +228,9 @@ class ConfirmationRounds:
         return self.runner.is_replaying or self.deadline - self.runner.now() >= needed
 
     def estimate_confirmation_seconds(self) -> float:
-        """Return the seconds that the shortest confirmation of a candidate in sustained takes, with its preparation."""
+        """Return the seconds that the shortest confirmation of a candidate in the sustained regime takes, with its
+        preparation.
+        """
         return MIN_CONFIRMING_ROUNDS * (
             SustainedRegime.compute_min_visit_seconds_with_rest(self.runner.backend)
             + self._estimate_preparation_seconds(SustainedRegime.name)
@@ -239,11 +241,11 @@ class ConfirmationRounds:
         visit in a regime, return the longest time in any other regime: the candidates have large shapes, which take the
         longest.
         """
-        min_and_max = self._preparation_seconds.get(regime)
+        min_and_max = self._preparation_seconds_by_regime.get(regime)
         return (
             min_and_max[0]
             if min_and_max
-            else max((longest for _, longest in self._preparation_seconds.values()), default=0.0)
+            else max((longest for _, longest in self._preparation_seconds_by_regime.values()), default=0.0)
         )
 
     def _confirm_candidate_by_visits(
@@ -309,14 +311,14 @@ class ConfirmationRounds:
         the budget of the run has ended.
         """
         regime, visits = phase.regime, (phase.max_rounds + 1 - number) * len(candidates)
-        # In sustained, use spare time for more rounds, not for longer visits, because more rounds make the rate more
-        # precise.
+        # In the sustained regime, use spare time for more rounds, not for longer visits, because more rounds make the
+        # rate more precise.
         seconds_left = min(1.0, max(0.05, (phase.end_time - self.runner.now()) / max(visits, 1)))
         rule = StoppingRule(
             self.precision, SUSTAINED_VISIT_SECONDS if regime.name == SustainedRegime.name else seconds_left
         )
-        # Visits in sustained take seconds, so a round that chooses may not get to all candidates. Measure them in the
-        # given order, the most promising first.
+        # Visits of the sustained regime take seconds, so a round that chooses may not get to all candidates. Measure
+        # them in the given order, the most promising first.
         is_choosing_by_visits = phase.is_choosing and regime.name == SustainedRegime.name
         unmeasured = list(candidates) if is_choosing_by_visits else self.order_rng.sample(candidates, len(candidates))
         while unmeasured:

@@ -343,7 +343,9 @@ def find_hopeless_shapes(sizes: Array, successful_rows: list[int], failed_rows: 
 
 
 def list_neighbors(shape: MatmulShape, grid: MatmulGrid, reach: int = 2) -> list[MatmulShape]:
-    """Return the shapes of a grid up to ``reach`` steps from ``shape`` in M, N and K, also with M and N exchanged."""
+    """Return the shapes of a grid whose M, N and K are each about ``reach`` steps or less from those of ``shape``. Also
+    return the neighbors of ``shape`` with M and N exchanged.
+    """
     neighbors: dict[MatmulShape, None] = {}
     for m, n in ((shape.m, shape.n), (shape.n, shape.m)):
         nearby_sizes = [

@@ -1,5 +1,5 @@
-"""Search for the matmul ceilings of a device (its highest rates in burst and in sustained): choose which shape and
-kernel to measure next.
+"""Search for the matmul ceilings of a device (its highest rates in the burst and sustained regimes): choose which shape
+and kernel to measure next.
 
 - Burst: measure shapes of a coarse grid ("scout"), measure shapes near the fastest ones ("leaders") in smaller steps
   ("refine"), then measure the best candidates in interleaved rounds. The search is over shapes and kernels together,
@@ -50,7 +50,7 @@ from mamf.plans import ALGORITHM_PHASE, BURST, DEFAULT_BUDGET_SECONDS, SUSTAINED
 class GridSearchStrategy(PlanStrategy):
     """The strategy that searches a grid of matmul shapes for the ceilings of a device, and confirms them."""
 
-    #: The number of the best candidates from burst that get a short measurement in sustained.
+    #: The number of the best candidates from burst that get a short measurement in the sustained regime.
     sustained_visit_candidate_count: ClassVar[int] = 3
     #: A refinement considers the neighbors of the fastest shapes, and at most this many shapes that are not neighbors.
     max_distant_shapes: ClassVar[int] = 5000
@@ -58,9 +58,9 @@ class GridSearchStrategy(PlanStrategy):
     max_refinement_reach: ClassVar[int] = 4
     #: The number of candidates that the rounds of sustained measure.
     sustained_round_candidate_count: ClassVar[int] = 2
-    #: The number of shapes on which kernels are compared before they join the search.
+    #: The number of trial shapes, on which kernels are compared before they join the search.
     trial_shape_count: ClassVar[int] = 2
-    #: A quick search compares kernels on shapes whose FLOP are at most this share of the grid's maximum, if it can.
+    #: If possible, the trial shapes of a quick search have at most this share of the maximum FLOP in the grid.
     max_trial_flop_share: ClassVar[float] = 0.25
     #: An algorithm replaces the first algorithm of its kernel in the search if it is faster by at least this share. In
     #: a quick search, a kernel joins the search if it is faster than the default kernel by at least this share.
@@ -330,7 +330,8 @@ class GridSearchStrategy(PlanStrategy):
 
     def _search_sustained(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
-        # Rank candidates by their rounds in burst, because the fastest of many single rows may be fastest by chance.
+        # Rank candidates by their rounds in the burst regime, because the fastest of many single rows may be fastest by
+        # chance.
         chosen = rank_candidates(row for row in burst_rows if row.phase == CHOOSE_PHASE)
         best_candidates = (chosen or find_best_candidate_per_size_pair(burst_rows))[
             : self.sustained_round_candidate_count
@@ -361,7 +362,7 @@ class GridSearchStrategy(PlanStrategy):
     def _measure_candidates_in_sustained(
         self, regime: Regime, burst_rows: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
-        """Measure each candidate from burst for a short time in sustained, and return the best of them."""
+        """Measure each candidate from burst for a short time in the sustained regime, and return the best of them."""
         candidates = find_best_candidate_per_size_pair(burst_rows)[: self.sustained_visit_candidate_count]
         shapes = [shape for shape, _ in candidates]
         longer = [replace(shape, k=k) for shape in shapes for k in choose_long_k_sizes(self.options.grid)]
@@ -391,7 +392,8 @@ class GridSearchStrategy(PlanStrategy):
         self, candidates: Sequence[Candidate], visits: Sequence[Measurement]
     ) -> Iterator[Candidate]:
         """Yield the candidates. Then yield variants of the candidate that was best in the ``visits``: with M and N
-        exchanged, and with longer K. Variants are equally fast in burst, but differ by up to 1.5 % at the power limit.
+        exchanged, and with longer K. Variants are equally fast in the burst regime, but differ by up to 1.5 % at the
+        power limit.
         """
         yield from candidates
         for shape, kernel in choose_candidates_by_visits(visits, 1):

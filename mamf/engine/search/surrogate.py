@@ -70,7 +70,8 @@ def compute_features(
     """Compute the inputs of the Gaussian process for S shapes with P distinct pairs of M and N. ``size_features`` has
     the dimensions (S, 4), ``wave_features`` (P, number of tile sizes) and ``log_aspect_ratios`` (P, 1).
 
-    With several kernels, the candidates are all shapes with the first kernel, then with the second, and so on.
+    A candidate is a shape with a kernel. The result lists all shapes with the first kernel, then all shapes with the
+    second, and so on.
     ``compute_units``: the number of compute units of the device; None if unknown.
     """
     m, n, k = np.array([(shape.m, shape.n, shape.k) for shape in shapes], dtype=float).T
@@ -136,7 +137,8 @@ def compute_distances(
     others = slice(None) if other_rows is None else other_rows
     return FeatureDistances(
         compute_squared_distances(features.size_features, rows, other_rows),
-        # The squared difference for each tile size. The axes are tile sizes, candidates, pairs of M and N.
+        # The squared difference between the wave features of two shapes, for each tile size. The axes are tile sizes,
+        # candidates, and pairs of M and N.
         (features.wave_features[pairs_of_rows].T[:, :, None] - features.wave_features[other_pairs].T[:, None, :]) ** 2,
         (features.log_aspect_ratios[pairs_of_rows] - features.log_aspect_ratios[other_pairs].T) ** 2,
         np.equal.outer(pairs_of_rows, other_pairs).astype(float),
@@ -409,8 +411,9 @@ _MIN_FAST_SHARE = 0.7
 # To estimate the number of compute units, use at most this number of shapes (the fastest ones), and require at least
 # this number.
 _MAX_ESTIMATION_SHAPES, _MIN_ESTIMATION_SHAPES = 64, 16
-# Accept a number of compute units only if a model with waves over this number has a log likelihood at least this much
-# higher than a model without waves. Even by chance, the best of N tried numbers gains about log(N), which is 5 here.
+# Accept an estimated number of compute units only if a model whose waves have this many tiles has a higher log
+# likelihood than a model without waves. _MIN_LIKELIHOOD_GAIN is the minimum difference. Even by chance, the best of N
+# tried numbers gains about log(N), which is 5 here.
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 

@@ -127,7 +127,7 @@ class ReproduceStrategy(RowsStrategy):
 _MAX_DRAW_COUNT, _MAX_ROW_COUNT = 200, 5000
 # The minimum seconds of each verification of a problem that the user requested by its number.
 _MIN_VERIFY_SECONDS = 1.0
-# A problem of the regime `loaded` has at least this share of the maximum multiply-adds, so that it loads the device.
+# A problem of the regime `loaded` has at least this share of the multiply-adds of the largest allowed problem.
 _MIN_LOADED_WORK_SHARE = 0.25
 
 
@@ -181,8 +181,8 @@ def make_verify_plan(
     seed: int = 0,
     problem_number: int = 0,
 ) -> Plan:
-    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest_shape``: the
-    matmul with the maximum FLOP of a problem. ``problem_number``: the only problem to verify; 0: verify all in turn.
+    """Return the plan of a run of ``mamf verify``. ``dtypes``: by default all operand dtypes. ``largest_shape``: no
+    problem has more FLOP than this matmul. ``problem_number``: the only problem to verify; 0: verify all in turn.
     """
     names = dict.fromkeys(map(canonicalize_dtype_name, dtypes or OPERAND_DTYPES))
     problems = tuple(make_problem(backend, name, seed=seed) for name in names)
@@ -250,9 +250,9 @@ _OVERLAP_ROUND_COUNT, DEFAULT_ROW_SECONDS = 3, 3.0
 #: _CPU_BLOCKS_AHEAD: the number of blocks of the other work that a CPU queues ahead. _WINDOW_SECONDS: the maximum
 #: duration of a window of short launches. _MAX_WINDOWS_TRIED: if this many windows give no sample, stop trying.
 _WINDOW_BLOCKS, _CPU_BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
-#: Each pair is (number of cache flushes ahead of a window, maximum number of short launches in a window). The host
-#: queues the first blocks of a window during the flushes. mamf begins with the first pair, and uses the next one if the
-#: host is late in more than the share _MAX_LATE_SHARE of the windows.
+#: Settings to try in order: (number of cache flushes before a window, maximum number of short launches in the window).
+#: During the flushes, the host queues the first blocks of launches of the window. mamf tries the next pair if the host
+#: is late in more than the share _MAX_LATE_SHARE of the windows.
 _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: At each mark, the host must be at least this many seconds ahead of the device, so that the device never waits for it.
 #: A launch counts as at least _MIN_LAUNCH_SECONDS long, to avoid a division by 0.

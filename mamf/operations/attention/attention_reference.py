@@ -148,7 +148,7 @@ def judge_distance(
 def compare_edge_heads(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> ReferenceDistance:
-    """Compute the reference for the first and the last head, and return the distance of all results from it.
+    """Compute the reference for the first and the last head, and return how far the results are from it.
 
     ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each
     tensor has the shape [batch, heads, sequence, head dimension].

@@ -107,7 +107,7 @@ class AttentionShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension, or two such as 192/128 if those of keys and of values differ",
+            "head dimension; 192/128 if keys have dimension 192 and values have dimension 128",
             default="128",
             keyword="head_dims",
             parse_text=HeadDims.parse,
@@ -257,8 +257,8 @@ class AttentionProblem(CheckedProblem):
     sparsity: float = field(
         default=0.0,
         metadata=describe(
-            "share of the key blocks that hardly affect the result in the inputs that mamf generates; for kernels that "
-            "skip these blocks",
+            "share of the key blocks in the generated inputs that hardly affect the result; for kernels that skip such "
+            "blocks",
             default="0",
             parse_text=_read_sparsity,
             metavar="SHARE",

@@ -87,7 +87,7 @@ class DecodeShape:
     )
     head_dim: int = field(
         metadata=describe(
-            "head dimension, or two such as 576/512 if those of keys and of values differ",
+            "head dimension; 576/512 if keys have dimension 576 and values have dimension 512",
             default="128",
             keyword="head_dims",
             parse_text=HeadDims.parse,
@@ -454,8 +454,8 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         return find_bandwidth(info.name, info.compute_units)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: TFLOPS, the kernel's time for one cache in microseconds, the memory
-        that a launch needs and, if the kernel reports it, the planning time.
+        """Return additional columns of a report: TFLOPS, the microseconds that the kernel takes for one cache, the
+        memory that a launch needs and, if the kernel reports it, the planning time.
         """
         if not row.ok:
             return {}

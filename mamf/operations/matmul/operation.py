@@ -237,8 +237,8 @@ def _find_usable_kernels(
                 kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
     if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
         return sorted(usable_kernels, key=lambda each: not each.is_default)
-    # Report the reason of a kernel that supports the dtype, if there is such a kernel. This reason is more specific: it
-    # says what else is not supported.
+    # Prefer the reason of a kernel that supports the dtype, because this reason names the option that is not supported.
+    # The reason of a kernel that does not support the dtype contains "; it takes".
     reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
     raise UnavailableError(

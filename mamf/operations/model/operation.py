@@ -91,7 +91,7 @@ class ModelProblem(CheckedProblem):
         default=768, metadata=_make_preset_field_metadata("width of the residual stream (embedding size)")
     )
     d_ff: int = field(default=3072, metadata=_make_preset_field_metadata("width of the hidden layer of the MLP"))
-    layers: int = field(default=12, metadata=_make_preset_field_metadata("number of blocks"))
+    layers: int = field(default=12, metadata=_make_preset_field_metadata("number of transformer blocks (layers)"))
     heads: int = field(default=12, metadata=_make_preset_field_metadata("number of query heads"))
     kv_heads: int = field(default=12, metadata=_make_preset_field_metadata("number of key and value heads"))
     experts: int = field(

@@ -188,7 +188,7 @@ def compute_reference_results(
 
 @contextmanager
 def use_eager_attention(network: LanguageModel) -> Iterator[None]:
-    """Replace the attention kernel in all blocks of a network with compute_causal_attention, within the context."""
+    """In the ``with`` block, replace the attention kernel in all blocks of a network with compute_causal_attention."""
     attentions = [block.attention for block in network.typed_blocks]
     kernels = [each.attend for each in attentions]
     try:

@@ -138,7 +138,7 @@ class LaunchCounters:
     @property
     def summed_counters(self) -> DeviceKernelCounters:
         """The sums of the metrics over all device kernels of a launch, without metrics that cannot be added, such as
-        percentages. If a launch runs a single device kernel, this is that kernel with all its metrics.
+        percentages. If a launch runs a single device kernel, the result has all metrics of this kernel.
         """
         if len(self.device_kernels) == 1:
             return self.device_kernels[0]

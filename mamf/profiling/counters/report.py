@@ -251,7 +251,7 @@ def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
     """Yield the conclusions of a table of counters, one line each.
 
     If several kernels have counters, yield one line that names the kernel with the fewest cycles and the kernel that is
-    fastest in burst. Otherwise yield a line for each kernel that says what bounds the kernel.
+    fastest in the burst regime. Otherwise yield a line for each kernel that says what bounds the kernel.
     """
     launches = [line for line in table.rows if line.is_launch]
     launches_with_cycles = [line for line in launches if line.row.ok and line.launch_counters and line.cycles]
@@ -261,7 +261,7 @@ def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
         yield (
             f"{table.title}: {kernel_with_fewest_cycles} takes the fewest cycles, and "
             f"{'it' if fastest_kernel_in_burst == kernel_with_fewest_cycles else fastest_kernel_in_burst} "
-            "is the fastest in burst"
+            "is the fastest in the burst regime"
         )
     else:
         yield from (f"{table.title}: {line.row.kernel}: {line.bound_or_missing_reason}" for line in launches)

@@ -1,4 +1,4 @@
-"""Make charts of run logs as data: matmul sweeps, runs of ``mamf find``, kernels of any operation, steps of models."""
+"""Build the data of charts from run logs: matmul sweeps, ``mamf find``, kernels of any operation, steps of models."""
 
 from __future__ import annotations
 

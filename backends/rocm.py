@@ -1,4 +1,6 @@
-"""Measure AMD GPUs with torch.cuda on HIP, read their sensors from amdsmi, and check TunableOp and NUMA balancing."""
+"""Measure AMD GPUs with torch.cuda on HIP, read their sensors from amdsmi, and check whether TunableOp and
+NUMA balancing are enabled.
+"""
 
 from __future__ import annotations
 

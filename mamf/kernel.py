@@ -310,7 +310,8 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         """Return why this kernel does not support the problem's dtype; None if it does."""
         if problem.dtype in self.dtypes:
             return None
-        return f"kernel {self.name} does not support {problem.dtype}; it takes {', '.join(self.dtypes)}"
+        supported = f"it takes {', '.join(self.dtypes)}" if self.dtypes else "list its dtypes in the attribute dtypes"
+        return f"kernel {self.name} does not support {problem.dtype}; {supported}"
 
     @abstractmethod
     def explain_unsupported_problem(self, backend: Backend, problem: ProblemT) -> str | None:

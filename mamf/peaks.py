@@ -198,11 +198,11 @@ def find_device_by_misspelled_name(device_name: str) -> str | None:
     return (
         None
         if any(row.name_pattern.search(device_name) for row in _read_peak_rows())
-        else find_device_by_pattern(device_name)
+        else find_device_by_name(device_name)
     )
 
 
-def find_device_by_pattern(device_name: str, *, must_name_suffice: bool = False) -> str | None:
+def find_device_by_name(device_name: str, *, must_name_suffice: bool = False) -> str | None:
     """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if no
     pattern matches, or for a shared card. ``must_name_suffice``: ignore devices for which mamf needs the number of
     compute units too, because other devices have the same name.
@@ -286,7 +286,7 @@ def find_device_models(name: str) -> list[DeviceModel]:
         return [
             model for model in candidates if all(model.name_words <= other.name_words for other in candidates)
         ] or candidates
-    listed_name = find_device_by_pattern(name, must_name_suffice=True)
+    listed_name = find_device_by_name(name, must_name_suffice=True)
     if matching_models := [model for model in models if model.listed_name == listed_name]:
         return matching_models
     if listed_name or parse_sharing_ways(name):

@@ -309,7 +309,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--time-limit": SharedOption(
         "maximum time to measure one row; after this time mamf stops as soon as it has timed 3 launches",
-        "1s in burst, 6s in sustained",
+        "1s in the burst regime, 6s in the sustained regime",
         {"type": parse_duration, "metavar": "TIME", "dest": "seconds"},
     ),
     "--top": SharedOption(

@@ -32,7 +32,7 @@ from mamf.operations.unknown import get_operation, is_compute_roof
 from mamf.peaks import (
     compute_max_flops,
     find_device_by_misspelled_name,
-    find_device_by_pattern,
+    find_device_by_name,
     read_contributed_rates,
 )
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
@@ -196,7 +196,7 @@ def check_device_facts(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     for info in devices.values():
         if usual := _find_usual_spelling(info.name):
             yield Finding("device", f"{info.name} is usually spelled {usual}: restore the name that torch reported", 1)
-        facts = _read_device_facts().get(find_device_by_pattern(info.name) or "")
+        facts = _read_device_facts().get(find_device_by_name(info.name) or "")
         if facts is None or not info.is_accelerator or info.backend == SIMULATED_BACKEND:
             continue
         if info.vendor.casefold() != facts["vendor"]:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from mamf.backend import Backend
 from mamf.errors import describe_error, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel
+from mamf.machine.environment import is_machine_busy
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 from mamf.plugins.discovery import is_loaded_by_path
@@ -72,7 +73,11 @@ class IsolatedChecker:
             with kernel.apply_settings(backend, row.problem):
                 answer = dict(tensors.serve_launches(channel, kernel, backend, row.problem, row.shape, pool))
             is_whole = True
-            return answer
+            if "slow" not in answer:
+                return answer
+            if is_machine_busy(backend):
+                return {"unknown": f"{answer['slow']}, because other work uses the machine"}
+            return {"wrong": answer["slow"]}
         except get_catchable_plugin_errors() as error:
             is_here = isinstance(error, (tensors.ChannelError, OSError)) or backend.is_out_of_memory(error)
             return {"unknown" if is_here else "wrong": describe_error(error)}

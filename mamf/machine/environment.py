@@ -99,6 +99,11 @@ def select_warnings(findings: list[Advice]) -> list[Advice]:
     return [finding for finding in findings if finding.verdict == "warning"]
 
 
+def is_machine_busy(backend: Backend) -> bool:
+    """Return whether other work uses the CPU or the device, so that launches may take longer than usual."""
+    return any(finding.check in _LOAD_CHECKS for finding in select_warnings(run_machine_checks(backend)))
+
+
 def _check_host_load() -> Advice:
     import psutil  # imported here, because commands that measure nothing work without psutil
 

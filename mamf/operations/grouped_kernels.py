@@ -73,10 +73,10 @@ class GroupedMm(TorchGrouped):
             return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
         return super().explain_unavailability(backend)
 
-    def unsupported_problem(self, backend: Backend, problem: GroupedProblem) -> str | None:
+    def explain_unsupported_options(self, backend: Backend, problem: GroupedProblem) -> str | None:
         if problem.layout[0] == "t":
             return f"kernel {self.name} needs tokens stored row by row: use --layout nt or nn, not {problem.layout}"
-        return super().unsupported_problem(backend, problem)
+        return super().explain_unsupported_options(backend, problem)
 
     def is_refusal(self, error: Exception) -> bool:
         is_known = isinstance(error, (RuntimeError, ValueError)) and any(

@@ -174,7 +174,7 @@ def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any
 def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
     """Time launches of the other process with this process's clock, and compare them with the reported time.
 
-    ``seconds``: the time per launch that the other process reported. Return ``{"wrong": reason}`` if launches take much
+    ``seconds``: the time per launch that the other process reported. Return ``{"slow": reason}`` if launches take much
     longer, and otherwise ``{}``.
     """
     launches = min(_MAX_TRIAL_LAUNCHES, math.ceil(_TRIAL_TARGET_SECONDS / seconds))
@@ -188,7 +188,7 @@ def _check_reported_time(channel: Channel, seconds: float) -> dict[str, str]:
         if shortest_seconds <= max_seconds:
             return {}
     return {
-        "wrong": f"{launches} launches take {shortest_seconds:.3g} s by the clock of the checking process, "
+        "slow": f"{launches} launches take {shortest_seconds:.3g} s by the clock of the checking process, "
         f"{shortest_seconds / (launches * seconds):.3g} times the reported time"
     }
 

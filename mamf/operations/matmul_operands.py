@@ -148,10 +148,10 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return (
             self._explain_unsupported_dtype(problem)
             or backend.explain_unsupported_dtype(problem.dtype)
-            or self.unsupported_problem(backend, problem)
+            or self.explain_unsupported_options(backend, problem)
         )
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
+    def explain_unsupported_options(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the kernel does not support the problem's output dtype, layout or accumulation, or None."""
         outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output_dtype,))
         if problem.out_dtype not in outputs:
@@ -286,9 +286,9 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
                 f"kernel {self.name} writes C in {' or '.join(self.out_dtypes)}, not in {problem.out_dtype}: use "
                 f"--out-dtype {self.out_dtypes[0]}"
             )
-        return self.unsupported_problem(backend, problem)
+        return self.explain_unsupported_options(backend, problem)
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
+    def explain_unsupported_options(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the kernel does not support the problem's accumulation, or why the device does not support 8-bit
         floats. Return None if both are supported.
         """

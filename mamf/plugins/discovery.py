@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mamf.backend import Backend, Unavailable
@@ -175,6 +176,10 @@ def _import_class(plugin_kind: str, path: str, contract: type[ContractT]) -> typ
         )
     from importlib.metadata import EntryPoint
 
+    # Find modules in the current folder too, as python -m mamf does. Append the folder, so that its files never replace
+    # installed modules.
+    if not {"", folder := str(Path.cwd())}.intersection(sys.path):
+        sys.path.append(folder)
     return _load_class(plugin_kind, EntryPoint(path, path, group=""), contract)
 
 

@@ -190,8 +190,8 @@ def make_profile_document(script: str, profile: Profile, max_rows: int | None = 
     ]
     blocks: list[Block] = [
         Lines([*_describe_steps(script, profile), *describe_known_ceilings(profile.ceilings)]),
-        Table(_make_class_columns(profile), profile.classes, key="classes"),
-        Table(_make_class_columns(profile, "module"), profile.modules, key="modules", max_shown_rows=max_rows),
+        Table(_make_profile_columns(profile), profile.classes, key="classes"),
+        Table(_make_profile_columns(profile, "module"), profile.modules, key="modules", max_shown_rows=max_rows),
         Table(_make_kernel_columns(profile), profile.kernels, key="kernels", max_shown_rows=max_rows),
         Table(_make_memory_columns(profile), profile.memory, key="memory"),
         Table(dtype_columns, profile.dtypes, key="dtypes"),
@@ -234,7 +234,7 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
         )
 
 
-def _make_class_columns(profile: Profile, row_kind: str = "class") -> list[Column[ClassRow]]:
+def _make_profile_columns(profile: Profile, row_kind: str = "class") -> list[Column[ClassRow]]:
     """Return the columns of the table of classes, or of modules if ``row_kind`` is ``module``.
 
     The printed table has values per step; csv and json have sums over all profiled steps.

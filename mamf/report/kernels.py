@@ -98,7 +98,7 @@ def make_best_kernel_table(
     best_kernels: Sequence[BestKernel], shares: ShareCalculator, top: int | None
 ) -> Table[BestKernel]:
     """Return a table of the best kernel of each shape. ``best_kernels``: at least one. ``top``: the maximum number of
-    rows that people see, None for all.
+    rows that the table shows to people; None for all.
     """
     names, shared = split_shared_parts([make_group_title(each.row) for each in best_kernels])
     name_by_id = dict(zip(map(id, best_kernels), names, strict=True))

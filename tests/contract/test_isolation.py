@@ -174,11 +174,20 @@ def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
     sent: list[dict[str, int]] = []
     channel = SimpleNamespace(send=lambda **fields: sent.append(fields), receive=lambda: ({}, []))
     assert isolated._check_reported_time(channel, 0.01) == {
-        "wrong": "100 launches take 3 s by the clock of the checking process, 3 times the reported time"
+        "slow": "100 launches take 3 s by the clock of the checking process, 3 times the reported time"
     }
     assert sent == 3 * [{"launches": 100}]
     assert isolated._check_reported_time(channel, 1.5) == {}  # a launch of 3 s, at half the clock of a burst
     assert sent[3:] == [{"launches": 1}]
+
+
+@pytest.mark.parametrize(("is_busy", "status"), [(True, "ok"), (False, "wrong_result")])
+def test_slow_launches_are_a_fault_only_on_an_idle_machine(process, monkeypatch, is_busy, status):
+    monkeypatch.setattr(isolated, "serve_launches", lambda *arguments: {"slow": "3 times the reported time"})
+    monkeypatch.setattr(isolation, "is_machine_busy", lambda backend: is_busy)
+    row = row_of(by_path(Own))
+    assert row.status == status
+    assert "3 times the reported time" in (row.reason + "".join(row.remarks))
 
 
 @pytest.mark.parametrize(

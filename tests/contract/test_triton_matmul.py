@@ -79,8 +79,10 @@ def test_descriptors_are_hoppers(device, architecture):
     assert supports_tensor_descriptors(device)
     older = SimpleNamespace(info=SimpleNamespace(architecture=architecture, compute_units=8), runtime="cuda")
     assert not supports_tensor_descriptors(older)
-    assert "Hopper" in make_matmul_kernel("triton[128x256x64/8w3s/tma]").unsupported_problem(older, MatmulProblem())
-    assert make_matmul_kernel("triton[128x256x64/8w3s]").unsupported_problem(older, MatmulProblem()) is None
+    assert "Hopper" in make_matmul_kernel("triton[128x256x64/8w3s/tma]").explain_unsupported_options(
+        older, MatmulProblem()
+    )
+    assert make_matmul_kernel("triton[128x256x64/8w3s]").explain_unsupported_options(older, MatmulProblem()) is None
 
 
 def test_descriptors_need_aligned_rows(device):

@@ -1,3 +1,4 @@
+import sys
 import textwrap
 
 import pytest
@@ -6,7 +7,14 @@ from mamf.errors import PluginError, UnavailableError, UsageError
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plugins import discovery
-from mamf.plugins.discovery import find_entry_points_by_name, list_backend_statuses, load_backend_class, open_backend
+from mamf.plugins.discovery import (
+    find_entry_points_by_name,
+    list_backend_statuses,
+    load_backend_class,
+    make_kernel,
+    make_operation,
+    open_backend,
+)
 
 
 @pytest.fixture
@@ -84,3 +92,13 @@ def test_when_no_kernel_fits_the_most_telling_reason_is_given():
         choose_matmul_kernel(backend, MatmulProblem("tf32", "float32"))
     with pytest.raises(UnavailableError, match="layout nt, not nn"):
         choose_matmul_kernel(backend, MatmulProblem("float8_e4m3fn", "bfloat16", "nn"))
+
+
+def test_a_class_path_finds_modules_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "my_module_here.py").write_text(
+        "from mamf.testing import SimulatedMatmul\nclass Mine(SimulatedMatmul):\n    name = 'mine.mm'\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    assert make_kernel(make_operation("matmul"), "my_module_here:Mine").name == "mine.mm"
+    assert sys.path[-1] == str(tmp_path)

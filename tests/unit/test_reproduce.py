@@ -112,6 +112,13 @@ def test_a_claim_that_was_rounded_too_far_cannot_be_decided(run):
     assert "the claims name no device or software" in out
 
 
+def test_a_claim_may_be_in_any_common_unit(run):
+    for claim in ("806000 GFLOPS", "0.806 PFLOPS"):
+        code, out, _ = reproduced(run, "--claim", f"{claim} simulated.mm {SHAPE}", "--tolerance", "1%")
+        assert (code, "806.0 TFLOPS" in out or " 806.0 " in out) == (0, True)
+        Path("here.jsonl").unlink()
+
+
 def test_a_log_names_whole_kernels_and_one_without_this_kernel_is_not_measured_by_another(run, sweep):
     path = Path(sweep())
     path.write_text(path.read_text().replace('"kernel": "simulated.mm"', '"kernel": "simulated"'))
@@ -236,7 +243,10 @@ def test_a_resumed_run_has_the_claims_and_the_tolerance_of_its_log(run, sweep):
     ("claim", "told"),
     [
         ("simulated.mm 8x8x8", "is not a claim: write RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS"),
-        ("0 TFLOPS simulated.mm 8x8x8", "is not a claim"),
+        ("0 TFLOPS simulated.mm 8x8x8", "is not a claim, because '0' is not a rate above 0"),
+        ("fast TFLOPS simulated.mm 8x8x8", "is not a claim, because 'fast' is not a rate above 0"),
+        ("1 TOPS simulated.mm 8x8x8", "unknown unit 'TOPS'"),
+        ("1 GB/s simulated.mm 8x8x8", "must be in TFLOPS, the unit of matmul"),
         ("1 TFLOPS simulated.mm 8x8", "'8x8' is not a shape of any operation"),
         ("1 TFLOPS simulated.mm 8x8x8 burst sustained", "unknown field of matmul 'regime'"),
         ("1 TB/s simulated.mm 8x8x8", "must be in TFLOPS, the unit of matmul"),

@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add_device_options(parser)
     add_run_options(
         parser,
-        budget_default="none; if time runs out, the exit code is 3 if a row is slower than in BASELINE, otherwise 1",
+        budget_default="none; if time runs out, the exit code is 3 if a row is slower, otherwise 1",
     )
     add_shared_options(parser, "--format", "--top", "--wide")
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
@@ -14,7 +15,14 @@ from mamf.cli.planning import AnyOperation, parse_field_texts
 from mamf.cli.session import Session, print_plan, run_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, REGRESSION_EXIT_CODE, SignalHandler
-from mamf.errors import UnavailableError, UnknownNameError, UsageError, parse_share, shorten_value
+from mamf.errors import (
+    UnavailableError,
+    UnknownNameError,
+    UsageError,
+    parse_share,
+    require_known_names,
+    shorten_value,
+)
 from mamf.kernel import AnyKernel
 from mamf.operation import MeasurementRequest, get_parameters, make_operation_plan
 from mamf.plans import (
@@ -51,9 +59,14 @@ EXAMPLES = """examples:
 docs/reproducing.md says how mamf decides whether a figure holds.
 """
 _MAX_CLAIM_CHARACTERS = 500
-#: The pattern of a claim (a figure to check) as the user types it for --claim: rate, unit, kernel, shape, and values of
-#: fields of the problem, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd".
-_CLAIM_PATTERN = re.compile(r"(\d{1,9}(?:\.(\d{1,9}))?) (TFLOPS|TB/s) (\S+) (\S+)((?: \S+)*)", re.ASCII)
+_CLAIM_FORM = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
+_CLAIMED_RATE_PATTERN = re.compile(r"\d{1,9}(?:\.(\d{1,9}))?", re.ASCII)
+#: The units of a claim: the unit in which mamf stores the rate, and the factor that converts the claimed rate to it.
+_STORED_UNITS: Mapping[str, tuple[str, float]] = {
+    f"{prefix}{unit}": (f"T{unit}", factor)
+    for unit in ("FLOPS", "B/s")
+    for prefix, factor in {"G": 1e-3, "T": 1.0, "P": 1e3}.items()
+}
 _CLAIM_REGIMES = (BURST, SUSTAINED, CLASSIC)
 
 
@@ -128,28 +141,26 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     """Parse one claim, such as "1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd", and return the name of its operation
     and the claim. Raises UsageError if ``text`` is not a claim.
     """
-    match = _CLAIM_PATTERN.fullmatch(text) if len(text) <= _MAX_CLAIM_CHARACTERS else None
-    if match is None or not float(match[1]):
-        claim_form = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
-        raise UsageError(f"--claim {shorten_value(text)!r} is not a claim: write {claim_form}")
-    rate_text, decimals, unit, kernel, shape_text, field_texts = match.groups()
+    words, shown = text.split(), f"--claim {shorten_value(text)!r}"
+    if len(text) > _MAX_CLAIM_CHARACTERS or len(words) < 4:
+        raise UsageError(f"{shown} is not a claim: write {_CLAIM_FORM}")
+    rate_text, claimed_unit, kernel, shape_text, *field_texts = words
+    match = _CLAIMED_RATE_PATTERN.fullmatch(rate_text)
+    if match is None or not float(rate_text):
+        raise UsageError(f"{shown} is not a claim, because {shorten_value(rate_text)!r} is not a rate above 0")
+    require_known_names(("unit", claimed_unit, _STORED_UNITS))
+    unit, factor = _STORED_UNITS[claimed_unit]
     operation = _find_operation_of_claim(kernel, shape_text)
     if (
         unit_of_operation := operation.problem_type().compute_work(shape := operation.parse_shape(shape_text)).unit
     ) != unit:
-        raise UsageError(
-            f"--claim {shorten_value(text)!r} must be in {unit_of_operation}, the unit of {operation.name}"
-        )
-    fields = [
-        word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in field_texts.split()
-    ]
+        raise UsageError(f"{shown} must be in {unit_of_operation}, the unit of {operation.name}")
+    fields = [word if "=" in word else f"{_find_field_with_value(word, operation)}={word}" for word in field_texts]
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
     values_by_field = parse_field_texts(operation, [each for each in fields if each != f"regime={regime}"])
-    rounding_error = 0.5 * 10 ** -len(decimals or "")
+    rate, rounding_error = float(rate_text) * factor, 0.5 * factor * 10 ** -len(match[1] or "")
     step = StepKey(regime, {name: values[0] for name, values in values_by_field.items()}, shape, kernel)
-    return operation.name, Claim(
-        step, float(rate_text), Interval(float(rate_text) - rounding_error, float(rate_text) + rounding_error, 1.0)
-    )
+    return operation.name, Claim(step, rate, Interval(rate - rounding_error, rate + rounding_error, 1.0))
 
 
 def _find_field_with_value(word: str, operation: AnyOperation) -> str:

@@ -29,7 +29,7 @@ from mamf.plans import ORDER_CHOICES, SHUFFLED_ORDER, Plan, SweepOptions
 from mamf.plugins.discovery import is_class_path
 
 EXAMPLES = """examples:
-  mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in burst
+  mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in the burst regime
   mamf sweep --m 8192 --n 8192 --k 8192 --regime burst sustained
   mamf sweep --m-range 0 20480 256 --regime classic   measure as mamf-finder does
   mamf sweep --preset decode --top all                linear layers of Llama 8B, 1 to 512 tokens

@@ -148,7 +148,7 @@ class ConfirmationRounds:
     #: candidate.
     _min_step_seconds: dict[str, float] = field(default_factory=dict, init=False)
     #: By regime: the shortest and the longest time, in seconds, to prepare and verify the kernel of a step.
-    _preparation_seconds: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
+    _preparation_seconds_by_regime: dict[str, tuple[float, float]] = field(default_factory=dict, init=False)
 
     #: After MIN_CONFIRMING_ROUNDS rounds, and at the end of a series of rounds, drop candidates whose median rate is
     #: more than this share below the best median rate.
@@ -206,10 +206,10 @@ class ConfirmationRounds:
             regime, step_seconds = step.regime, self.runner.now() - start_time
             self._min_step_seconds[regime.name] = min(step_seconds, self._min_step_seconds.get(regime.name, math.inf))
             preparation_seconds = max(0.0, step_seconds - (regime.fixed_visit_seconds or regime.last_visit_seconds))
-            min_seconds, max_seconds = self._preparation_seconds.get(
+            min_seconds, max_seconds = self._preparation_seconds_by_regime.get(
                 regime.name, (preparation_seconds, preparation_seconds)
             )
-            self._preparation_seconds[regime.name] = (
+            self._preparation_seconds_by_regime[regime.name] = (
                 min(preparation_seconds, min_seconds),
                 max(preparation_seconds, max_seconds),
             )
@@ -241,11 +241,11 @@ class ConfirmationRounds:
         visit in a regime, return the longest time in any other regime: the candidates have large shapes, which take the
         longest.
         """
-        min_and_max = self._preparation_seconds.get(regime)
+        min_and_max = self._preparation_seconds_by_regime.get(regime)
         return (
             min_and_max[0]
             if min_and_max
-            else max((longest for _, longest in self._preparation_seconds.values()), default=0.0)
+            else max((longest for _, longest in self._preparation_seconds_by_regime.values()), default=0.0)
         )
 
     def _confirm_candidate_by_visits(

@@ -142,10 +142,10 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
     outputs = _OUTPUT_DTYPES_BY_DTYPE
     fast_dtypes = _FLOAT8_DTYPES
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+    def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":
             return f"kernel {self.name} needs --layout nt for {problem.dtype}, not {problem.layout}"
-        return super().unsupported_problem(backend, problem)
+        return super().explain_unsupported_options(backend, problem)
 
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor

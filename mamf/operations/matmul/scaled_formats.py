@@ -111,7 +111,7 @@ class DequantizedMatmul(ScaledFormatMatmul):
     name = "dequantized"
     is_tried_by_default = False
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+    def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
         return (
             f"kernel {self.name} does not support fast accumulation: use --no-fast-accumulation"
             if problem.fast_accumulation
@@ -135,10 +135,10 @@ class ScaledMm(TorchMatmul):
     outputs = _OUTPUT_DTYPES_BY_DTYPE
     fast_dtypes = dtypes
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+    def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":
             return f"kernel {self.name} needs A stored by rows and B by columns: use --layout nt, not {problem.layout}"
-        return super().unsupported_problem(backend, problem)
+        return super().explain_unsupported_options(backend, problem)
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         return (

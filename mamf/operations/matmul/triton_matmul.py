@@ -163,8 +163,8 @@ class TritonMatmul(TorchMatmul):
     def explain_unavailability(self, backend: Backend) -> Unavailable | None:
         return explain_triton_unavailability(backend, "torch.mm")
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
-        reason = super().unsupported_problem(backend, problem)
+    def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
+        reason = super().explain_unsupported_options(backend, problem)
         if reason or not self._uses_descriptors:
             return reason
         if not supports_tensor_descriptors(backend):
@@ -203,7 +203,7 @@ class TritonMatmul(TorchMatmul):
         return [
             each
             for each in kernels
-            if each.unsupported_problem(backend, problem) is None
+            if each.explain_unsupported_options(backend, problem) is None
             and each.explain_unsupported_shape(problem, shape) is None
         ]
 
@@ -369,13 +369,13 @@ class GluonMatmul(TorchMatmul):
 
         return isinstance(error, TritonError)
 
-    def unsupported_problem(self, backend: Backend, problem: MatmulProblem) -> str | None:
+    def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":
             return (
                 f"kernel {self.name} needs A and B stored so that K is contiguous: use --layout nt, not "
                 f"{problem.layout}"
             )
-        return super().unsupported_problem(backend, problem)
+        return super().explain_unsupported_options(backend, problem)
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:
         if shape.k * 2 % _GLUON_ROW_ALIGNMENT_BYTES or shape.n * 2 % _GLUON_ROW_ALIGNMENT_BYTES:

@@ -261,7 +261,7 @@ def _yield_conclusions(table: Table[CounterLine]) -> Iterator[str]:
         yield (
             f"{table.title}: {kernel_with_fewest_cycles} takes the fewest cycles, and "
             f"{'it' if fastest_kernel_in_burst == kernel_with_fewest_cycles else fastest_kernel_in_burst} "
-            "is the fastest in the burst regime"
+            "is the fastest in burst"
         )
     else:
         yield from (f"{table.title}: {line.row.kernel}: {line.bound_or_missing_reason}" for line in launches)

@@ -131,7 +131,8 @@ class TorchBackend(Backend):
             raise UnavailableError(f"backend {self.name} is not available: {reason}")
         count = self.count_devices()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}: choose an index from 0 to {count - 1}")
+            choice = f"choose an index from 0 to {count - 1}" if count > 1 else "the only index is 0"
+            raise UnavailableError(f"{self.name} has no device {index}: {choice}")
         self.index = index
         self.device = self.open_device()
         # Keep one buffer for each flush size. If all sizes shared one buffer, slicing it would double the time that the

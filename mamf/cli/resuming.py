@@ -47,6 +47,7 @@ _RESUME_OPTIONS = {"requeue", "resume", "rows", "share", "update"}
 _NOT_PLAN_OPTIONS = _OPTIONS_COMPARED_ELSEWHERE | _OUTPUT_OPTIONS | _PRINT_OPTIONS | _RUN_OPTIONS | _RESUME_OPTIONS
 #: The names of the options that set fields of a plan, for fields whose option has a different name.
 _OPTION_BY_FIELD = {
+    "is_quick": "quick",
     "regimes": "regime",
     "seconds": "time-limit",
     "warmup_launches": "num-warmup-iterations",
@@ -181,15 +182,22 @@ def has_plan_options(options: argparse.Namespace) -> bool:
 
 
 def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_plan: Plan) -> None:
-    """Raise LogMismatchError for the first option in which two plans differ. The order of values in an option is
-    ignored.
+    """Raise LogMismatchError for an option in which two plans differ, if possible for one that the user typed. The
+    order of values in an option is ignored.
     """
     if logged_plan.is_shared:
         requested_plan = requested_plan.make_plan_of_rank(logged_plan.options.rank, logged_plan.options.ranks)
-    requested_values = _collect_option_values(requested_plan)
-    for name, logged_value in _collect_option_values(logged_plan).items():
-        if logged_value != requested_values[name]:
-            raise make_contradiction_error(options, name, logged_value, requested_values[name])
+    logged_values, requested_values = map(_collect_option_values, (logged_plan, requested_plan))
+    for name in sorted(logged_values, key=lambda each: not _may_be_typed(options, each)):
+        if logged_values[name] != requested_values[name]:
+            is_typed = _may_be_typed(options, name)
+            raise make_contradiction_error(options, name, logged_values[name], requested_values[name], is_typed)
+
+
+def _may_be_typed(options: argparse.Namespace, option: str) -> bool:
+    """Return False if the user did not type an option. Several options may set shapes."""
+    names = {prefix + option.replace("-", "_") for prefix in ("", "field_")} & vars(options).keys()
+    return option == "shapes" or not names or bool(names & options.given_names)
 
 
 def _collect_option_values(plan: Plan) -> dict[str, object]:
@@ -213,13 +221,18 @@ def _collect_option_values(plan: Plan) -> dict[str, object]:
 
 
 def make_contradiction_error(
-    options: argparse.Namespace, option: str, logged_value: object, requested_value: object
+    options: argparse.Namespace, option: str, logged_value: object, requested_value: object, is_typed: bool = True
 ) -> LogMismatchError:
-    """Make the error for an option whose requested value differs from the value in the log of --resume."""
+    """Make the error for an option whose requested value differs from the value in the log of --resume. ``is_typed``:
+    whether the user typed the option.
+    """
     value = "" if requested_value is None or requested_value is True else f" {format_option_value(requested_value)}"
+    typed_text = f"{'no ' if requested_value is None else ''}{format_option_name(option)}{value}"
+    logged_text = format_option_value(logged_value)
+    if not is_typed:
+        typed_text, logged_text = "this command", f"{format_option_name(option)} {logged_text}"
     return LogMismatchError(
-        f"{'no ' if requested_value is None else ''}{format_option_name(option)}{value} contradicts {options.resume}, "
-        f"which was measured with {format_option_value(logged_value)}: "
+        f"{typed_text} contradicts {options.resume}, which was measured with {logged_text}: "
         "repeat the options of that run, give only --resume, or start a new log"
     )
 

@@ -169,11 +169,8 @@ def _require_one_rate(name: str, devices: Sequence[DeviceModel], known_rates: Se
     """
     rates = [each[0].rate if each else 0.0 for each in known_rates]
     if max(rates) > (1 + _DATASHEET_ROUNDING_SHARE) * min(rates):
-        figures = [f"{device.name} ({rate:g})" for device, rate in zip(devices, rates, strict=True)]
-        listed = ", ".join(figures).replace("(0)", "(none)")
-        raise UsageError(
-            f"{shorten_value(name)!r} matches several devices; name one of these, listed with their TFLOPS: {listed}"
-        )
+        listed = ", ".join(device.name for device in devices)
+        raise UsageError(f"{shorten_value(name)!r} matches several devices; name one of these: {listed}")
     lowest = known_rates[rates.index(min(rates))]
     return lowest if len(devices) == 1 else [replace(lowest[0], device=name)]
 

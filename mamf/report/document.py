@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 MISSING_VALUE = "-"
 #: Text that reports show in place of an interval that is wider than +-50 %.
 UNKNOWN_INTERVAL = "unknown"
+#: An interval is unknown if its half-width is above this share of the figure.
+MAX_KNOWN_HALF_WIDTH = 0.5
 UNKNOWN_INTERVAL_REASON = (
     "the interval is unknown, because the samples scatter so much that a repeat may be more than 50 % off"
 )
@@ -123,6 +125,13 @@ def format_interval(interval: Interval, factor: float = 1.0) -> str:
     """
     low, high = format_four_digits(interval.low * factor), format_four_digits(interval.high * factor)
     return f"{low} to {high}" if interval.is_known else UNKNOWN_INTERVAL
+
+
+def format_half_width(share: float) -> str:
+    """Format a half-width as a percentage of its figure, without a percent sign; return ``unknown`` for an unknown
+    interval.
+    """
+    return format_percent(share) if share <= MAX_KNOWN_HALF_WIDTH else UNKNOWN_INTERVAL
 
 
 def format_whole_number(value: float | None) -> str:

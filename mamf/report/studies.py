@@ -24,6 +24,7 @@ from mamf.plausibility import compute_theoretical_flops, find_flop_per_cycle
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.logs import describe_machine_briefly, describe_row_failures
 from mamf.report.document import (
+    MAX_KNOWN_HALF_WIDTH,
     Answer,
     Block,
     Column,
@@ -34,6 +35,7 @@ from mamf.report.document import (
     describe_end,
     describe_machine,
     format_four_digits,
+    format_half_width,
     format_percent,
     make_interval_columns,
     make_rate_key,
@@ -396,22 +398,21 @@ def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
-    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``. The line
-    has the duration with overlap, the measured matmul whose rate leads to this duration, and the duration without
-    overlap.
+    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``: its
+    duration with overlap, the measured matmul whose rate leads to this duration, and the duration without overlap.
     """
     for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
         best = min(same_work, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
-        with_overlap, without_overlap = (
-            best.predict_step_seconds(flop, nbytes)[0],
-            min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same_work),
-        )
-        half_width = format_percent(max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK))))
+        with_overlap = best.predict_step_seconds(flop, nbytes)[0]
+        without_overlap = min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same_work)
+        half_width = max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))
+        error = f"+-{format_percent(half_width)} %" if half_width <= MAX_KNOWN_HALF_WIDTH else "interval unknown"
+        advice = "" if with_overlap <= without_overlap else ": overlap does not pay here, so run one after the other"
         yield (
             f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes "
-            f"{format_four_digits(with_overlap * 1e3)} ms (+-{half_width} %) with overlap, at the rates of "
+            f"{format_four_digits(with_overlap * 1e3)} ms ({error}) with overlap, at the rates of "
             f"{best.matmul_row.shape}{f' with {blocks} blocks' if (blocks := best.matmul_row.problem.blocks) else ''}, "
-            f"and {format_four_digits(without_overlap * 1e3)} ms without overlap"
+            f"and {format_four_digits(without_overlap * 1e3)} ms without overlap{advice}"
         )
 
 
@@ -434,7 +435,7 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
         kept_title = "kept %" if timed == MATMUL_WORK else "other kept %"
         yield Column(f"{timed}_kept", kept_title, read_kept_share, format_percent)
         read_half_width = partial(OverlapPair.compute_relative_half_width, timed_work=timed)
-        yield Column(f"{timed}_kept_half_width", "+-%", read_half_width, format_percent, 1)
+        yield Column(f"{timed}_kept_half_width", "+-%", read_half_width, format_half_width, 1)
 
 
 def make_overlap_document(
@@ -447,8 +448,7 @@ def make_overlap_document(
     """Return the report of an overlap study. ``step``: FLOP and bytes of a training step whose duration the report
     predicts; None for no prediction.
     """
-    pairs, regime = find_complete_pairs(rows), header["plan"]["regimes"][0]
-    title = f"{regime}: rates alone, and while both run"
+    pairs, title = find_complete_pairs(rows), f"{header['plan']['regimes'][0]}: rates alone, and while both run"
     return Document(
         f"matmul together with other work on {header['device']['name']}",
         [
@@ -495,5 +495,6 @@ def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size_text}"
     for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.work_names[1], "other work")):
         kept_percent, half_width = 100 * pair.compute_kept_rate_share(timed), pair.compute_relative_half_width(timed)
+        half_width *= half_width <= MAX_KNOWN_HALF_WIDTH  # draw no unknown interval
         point = RangePoint(kept_percent, kept_percent * (1 - half_width), kept_percent * (1 + half_width))
         yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

@@ -214,7 +214,8 @@ class SimulatedBackend(Backend):
     def __init__(self, index: int = 0, physics: Physics | None = None, seed: int = 0) -> None:
         count = self.count_devices()
         if not 0 <= index < count:
-            raise UnavailableError(f"{self.name} has no device {index}: choose an index from 0 to {count - 1}")
+            choice = f"choose an index from 0 to {count - 1}" if count > 1 else "the only index is 0"
+            raise UnavailableError(f"{self.name} has no device {index}: {choice}")
         self.index = index
         self.device_physics = physics or self.physics
         self.random = random.Random(seed)

@@ -58,17 +58,17 @@ def test_common_names(name, device):
 @pytest.mark.parametrize(
     ("name", "dtype", "listed"),
     [
-        ("H100", "bfloat16", ["NVIDIA H100 PCIe (", "NVIDIA H100 NVL (", f"{H100} ("]),
-        ("NVIDIA H100", "bfloat16", ["NVIDIA H100 PCIe ("]),
-        ("RTX PRO 6000", "bfloat16", ["Max-Q Workstation Edition (", "Blackwell Server Edition ("]),
-        ("Tesla V100", "float16", ["Tesla V100-SXM2-16GB (", "Tesla V100-PCIE-16GB ("]),
-        ("AMD Instinct MI250X / MI250", "bfloat16", ["110 compute units (191.5)", "104 compute units (181)"]),
+        ("H100", "bfloat16", ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", H100]),
+        ("NVIDIA H100", "bfloat16", ["NVIDIA H100 PCIe"]),
+        ("RTX PRO 6000", "bfloat16", ["Max-Q Workstation Edition", "Blackwell Server Edition"]),
+        ("Tesla V100", "float16", ["Tesla V100-SXM2-16GB", "Tesla V100-PCIE-16GB"]),
+        ("AMD Instinct MI250X / MI250", "bfloat16", ["110 compute units", "104 compute units"]),
     ],
 )
 def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name, dtype, listed):
     with pytest.raises(UsageError, match="matches several devices") as raised:
         mamf.peak(name=name, dtype=dtype)
-    assert all(each in str(raised.value) for each in listed)
+    assert all(each in str(raised.value) for each in listed) and "TFLOPS" not in str(raised.value)
     assert "\n" not in str(raised.value)
 
 

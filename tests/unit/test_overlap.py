@@ -25,7 +25,14 @@ from mamf.kinds.registry import make_log_chart
 from mamf.logs.run_log import read_run_log
 from mamf.operations.overlap import MIN_OVERLAP_SHAPE, OverlapProblem, OverlapShape
 from mamf.report.formats import format_for_terminal
-from mamf.report.studies import find_complete_pairs, make_overlap_document
+from mamf.report.studies import (
+    OverlapPair,
+    describe_predicted_steps,
+    find_complete_pairs,
+    make_overlap_chart,
+    make_overlap_document,
+)
+from mamf.statistics import summarize_samples
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 LARGE, DECODE = "8192x8192x8192", "16x8192x8192"
@@ -169,6 +176,28 @@ def test_a_step_ends_with_the_rest_of_what_takes_longer_alone():
     assert pair.predict_step_seconds(flop, 1e-9)[0] == pytest.approx(products, rel=0.01)
 
 
+def test_an_interval_above_half_of_the_share_is_unknown_and_not_drawn(monkeypatch):
+    results = Path(__file__).parents[2] / "results" / "nvidia-h200"
+    log = read_run_log(results / "overlap-bfloat16-sustained-20261124-023603.jsonl")
+    monkeypatch.setattr(OverlapPair, "compute_relative_half_width", lambda pair, timed_work: 1.64)
+    document = make_overlap_document(log.measurements, log.header, log.summary, None, (1e13, 1e9))
+    text = format_for_terminal(document, 200)
+    assert "  unknown  " in text and " ms (interval unknown) with overlap" in text and "164" not in text
+    points = [row.points[0] for row in make_overlap_chart(log.measurements, log.header).rows]
+    assert all(point.low == point.value == point.high for point in points)
+
+
+def test_a_step_that_overlap_makes_longer_is_named():
+    rows = rows_of("all_reduce", f"{LARGE}+1GiB")
+    slow = {
+        key: each if each.problem.alone else replace(each, summary=summarize_samples((3 * each.seconds,) * 3))
+        for key, each in rows.items()
+    }
+    pays, does_not_pay = (next(describe_predicted_steps([pair_of(each)], 1e13, 1e9)) for each in (rows, slow))
+    assert pays.endswith("without overlap")
+    assert does_not_pay.endswith("without overlap: overlap does not pay here, so run one after the other")
+
+
 def test_a_narrow_terminal_shows_how_well_the_kept_shares_are_known():
     results = Path(__file__).parents[2] / "results" / "nvidia-h200"
     log = read_run_log(results / "overlap-bfloat16-sustained-20261124-023603.jsonl")
@@ -239,6 +268,7 @@ def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
         ),
         (("--flop", "1e9"), "--flop and --bytes describe one training step: give both"),
         (("--flop", "nan", "--bytes", "1"), "each with a number above 0"),
+        (("--beside", "foo"), "unknown work for --beside 'foo'; known: all_gather, all_reduce, "),
     ],
 )
 def test_wrong_input_gets_a_line(run, options, told):

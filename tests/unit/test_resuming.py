@@ -167,6 +167,13 @@ def test_flags_of_attention_and_find_are_compared_too(resume):
     assert_refused(resume("attention", *changed(made, {"--causal": ""}), "--no-causal"), "contradicts")
 
 
+def test_an_option_that_was_not_typed_is_not_said_to_contradict(resume, tmp_path, logs):
+    made = MADE["find"]
+    assert_refused(resume("find", *changed(made, {"--dtype": "float16"}), "--quick"), "mamf: --dtype float16 contra")
+    without = changed(MADE["sweep"], {"--regime": ""})
+    assert_refused(resume("sweep", *without), "this command contradicts", "measured with --regime burst sustained")
+
+
 @pytest.mark.parametrize("is_link", [False, True])
 @pytest.mark.parametrize(
     ("left", "reason"),

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_operation_options, make_request, make_requested_operation
-from mamf.cli.resuming import make_contradiction_error, measure_with_signal_handler, require_same_kernels
+from mamf.cli.resuming import measure_with_signal_handler, require_same_kernels
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
@@ -174,13 +174,12 @@ class _MatmulSearchSession(Session):
         grid would depend on a new measurement of the device's speed, and so would differ slightly.
         """
         options = self.options
-        if bool(options.quick) != logged_plan.options.is_quick:
-            raise make_contradiction_error(options, "quick", logged_plan.options.is_quick, bool(options.quick))
         return replace(
             logged_plan,
             problems=make_request(self.operation, options).make_problems(self.backend),
             regimes=choose_regimes(options.regime, CEILING_REGIMES),
             precision=options.precision or Plan.precision,
+            options=replace(logged_plan.options, is_quick=bool(options.quick)),
         )
 
     def print_plan(self) -> None:

@@ -21,7 +21,7 @@ from mamf.cli.terminal import (
     get_report_stream,
     parse_index,
 )
-from mamf.errors import UsageError
+from mamf.errors import UsageError, require_known_names
 from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
 
@@ -102,12 +102,13 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.logs.run_log import read_run_log
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVE_NAMES
-    from mamf.operations.overlap import COUNTED_WORK_NAMES, WorkPairKernel
+    from mamf.operations.overlap import COUNTED_WORK_NAMES, OTHER_WORK_NAMES, WorkPairKernel
     from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
         raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
+    require_known_names(*(("work for --beside", each, OTHER_WORK_NAMES) for each in options.beside or ()))
     place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend()
     device_count = load_backend_class(backend_name).count_devices()
     other_work = options.beside or (

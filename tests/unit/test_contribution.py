@@ -38,6 +38,7 @@ def test_a_log_is_checked_submitted_and_in_the_table(run, sweep_records, tmp_pat
     assert run("results", "table", "--check")[0] == 1
     assert run("results", "table")[0] == 0
     assert run("results", "table", "--check")[0] == 0
+    assert run("results", "check", str(placed.parent))[0] == 0
     page = (placed.parent / "README.md").read_text()
     assert f"({placed.name})" in page.partition("## Unconfirmed")[2]
     assert (

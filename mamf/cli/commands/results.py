@@ -88,11 +88,10 @@ def check_logs(options: argparse.Namespace) -> int:
 
 
 def _review_folder(folder: Path) -> list[Review]:
-    """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md, as
-    results/ does, and is not a device's folder in results/, also find logs in a wrong subfolder, duplicate logs, and
-    files that do not belong there.
+    """Check every run log in ``folder`` against the rules for contributed logs. If the folder has a README.md and
+    subfolders with logs, as results/ does, also find logs in a wrong subfolder, duplicate logs, and files that do not
+    belong there.
     """
-    from mamf.contribution.collection import SUBMITTERS_FILE
     from mamf.contribution.review import review_log, review_results, review_stray_files
 
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -100,7 +99,7 @@ def _review_folder(folder: Path) -> list[Review]:
     if not logs:
         raise UsageError(f"{folder} has no run log (*.jsonl): name a file, or a folder with logs")
     with show_reading_progress(logs) as count_read_bytes:
-        if not (folder / "README.md").exists() or (folder.resolve().parent / SUBMITTERS_FILE).exists():
+        if not (folder / "README.md").exists() or all(path.parent == folder for path in logs):
             return [review_log(path, count_read_bytes) for path in logs]
         return [*review_results(folder, logs, count_read_bytes), *review_stray_files(folder, files)]
 

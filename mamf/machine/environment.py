@@ -92,7 +92,7 @@ def run_machine_checks(backend: Backend) -> list[Advice]:
     """Run the checks of the backend and return their results. If the device is an accelerator, also check whether the
     CPU of the host is busy.
     """
-    return [*backend.check_machine(), *([_check_host_load()] if backend.is_accelerator else [])]
+    return [*backend.check_machine(), *([check_host_load()] if backend.is_accelerator else [])]
 
 
 def select_warnings(findings: list[Advice]) -> list[Advice]:
@@ -104,7 +104,8 @@ def is_machine_busy(backend: Backend) -> bool:
     return any(finding.check in _LOAD_CHECKS for finding in select_warnings(run_machine_checks(backend)))
 
 
-def _check_host_load() -> Advice:
+def check_host_load() -> Advice:
+    """Check for 0.1 s whether other work keeps the host's CPU busy."""
     import psutil  # imported here, because commands that measure nothing work without psutil
 
     busy_percent = psutil.cpu_percent(interval=0.1)

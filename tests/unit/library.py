@@ -48,7 +48,7 @@ def install(monkeypatch):
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(GridSearchStrategy, "max_distant_shapes", 1)
     monkeypatch.setattr("mamf.api.measuring.plan_search", short(grid.plan_search))
-    monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))
+    monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: Advice("host load", "ok", "idle"))
 
 
 def write_logs(folder):

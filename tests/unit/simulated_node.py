@@ -77,4 +77,4 @@ def install(patch):
     )
     patch.setattr(GridSearchStrategy, "sustained_visit_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
-    patch.setattr("mamf.machine.environment._check_host_load", lambda: Advice("host load", "ok", "idle"))
+    patch.setattr("mamf.machine.environment.check_host_load", lambda: Advice("host load", "ok", "idle"))

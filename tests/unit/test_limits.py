@@ -186,7 +186,7 @@ class Gone(io.StringIO):
 
 def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
     finding = Advice("host load", "warning", "it is busy")
-    monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: finding)
+    monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: finding)
     with redirect_stderr(Gone()):
         assert main([*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl"]) == 0
     assert read_run_log(tmp_path / "run.jsonl").tier == "complete"
@@ -195,7 +195,7 @@ def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
 @pytest.mark.parametrize("format_name", ["markdown", "table"])
 def test_a_warning_about_the_machine_is_in_the_report_of_the_log_once(run, monkeypatch, format_name):
     finding = Advice("host load", "warning", "it is busy", "rates are noisy")
-    monkeypatch.setattr("mamf.machine.environment._check_host_load", lambda: finding)
+    monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: finding)
     sizes = ["--m", "64", "--n", "64", "--k", "64"]
     code, out, err = run(*SWEEP, *sizes, "--output", "run.jsonl", "--format", format_name)
     assert (code, out.count("host load: it is busy"), err.count("host load: it is busy")) == (0, 1, 1)

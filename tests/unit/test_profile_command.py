@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import psutil
 import pytest
 import torch
 
@@ -423,3 +424,13 @@ def test_files_of_ranks_have_their_numbers(script, tmp_path, monkeypatch, capsys
     assert [path.name for path in (tmp_path / "ranks").iterdir()] == ["rank-3.jsonl"]
     assert (capsys.readouterr().out, trace.exists()) == ("", False)
     assert main(["profile", "--ranks", "all", script(TINY)]) == 2
+
+
+def test_a_busy_host_is_warned_of_unless_other_ranks_keep_it_busy(script, monkeypatch, capsys):
+    monkeypatch.setattr(psutil, "cpu_percent", lambda interval: 90.0)
+    path = script("print('ran')")
+    main(["profile", "--steps", "1", path])
+    assert "WARN host load: the host's CPU is 90 % busy" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    main(["profile", "--steps", "1", path])
+    assert "host load" not in capsys.readouterr().err

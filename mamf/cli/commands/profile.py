@@ -121,7 +121,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     import tempfile
 
-    from mamf.machine.environment import quote_command_line
+    from mamf.machine.environment import check_host_load, format_advice, quote_command_line
     from mamf.profiling.log import get_rank
 
     options.command_line = quote_command_line()  # Save the command line now, because the script changes sys.argv.
@@ -144,6 +144,10 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.output, options.trace, options.memory = (
         _choose_output_path(options, name) for name in ("output", "trace", "memory")
     )
+    if "WORLD_SIZE" not in os.environ:  # Several ranks that start keep the host busy themselves.
+        load = check_host_load()
+        if load.verdict == "warning":
+            warn(format_advice(load))
     folder = Path(tempfile.mkdtemp())  # A forked child of the script would remove a TemporaryDirectory.
     try:
         return _profile_script(options, program, folder)

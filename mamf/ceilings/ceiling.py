@@ -97,7 +97,8 @@ class Ceiling(NotebookTable, Rate):
         object.__setattr__(self, "unit", str(self.problem.compute_work(self.shape).unit))
 
     def __repr__(self) -> str:
-        figure = f"{self.rate:.4g} {self.unit} at {self.shape} by {self.kernel}"
+        interval = f"{self.interval.low:.4g} to {self.interval.high:.4g}" if self.interval.is_known else "unknown"
+        figure = f"{self.rate:.4g} {self.unit}, 95 % repeat interval: {interval}, at {self.shape} by {self.kernel}"
         return f"Ceiling({self.device}, {self.dtype}, {self.regime}: {figure})"
 
     @property

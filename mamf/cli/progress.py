@@ -33,11 +33,14 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     """A progress bar that counts the measured rows of a run.
 
     - ``row_count``: the number of rows that the run will measure, or None if it is unknown.
+    - ``shows_best_rows``: whether to show the best row. If False, show the number of wrong results instead.
     - ``logged_rows``: the rows that the log already contains. The bar can show one of them as the best row, but does
       not count them.
     """
 
-    def __init__(self, row_count: int | None, logged_rows: Iterable[Measurement] = ()) -> None:
+    def __init__(
+        self, row_count: int | None, logged_rows: Iterable[Measurement] = (), shows_best_rows: bool = True
+    ) -> None:
         count_and_time = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,
@@ -48,6 +51,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             leave=False,
             dynamic_ncols=True,
         )
+        self._shows_best_rows, self._wrong_count = shows_best_rows, 0
         self._best_rows: dict[str, Measurement] = {}
         for row in logged_rows:
             self._update_best_row(row)
@@ -62,7 +66,10 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         for listener in _PHASE_LISTENERS:
             listener(f"{row.regime} {row.shape} {row.kernel}")
         self._update_best_row(row)
-        if (best := self._best_rows.get(row.regime)) is not None:
+        self._wrong_count += row.status == "wrong_result"
+        if not self._shows_best_rows:
+            self._bar.set_postfix_str(f"{self._wrong_count} wrong", refresh=False)
+        elif (best := self._best_rows.get(row.regime)) is not None:
             self._bar.set_postfix_str(
                 f"best {best.regime} {format_rate(best.best_rate, best.work.unit)} @ {best.shape}",
                 refresh=False,

@@ -296,7 +296,7 @@ class Session:
             warn(format_advice(finding))
         try:
             logged_rows = filter(run.is_result, run.rows)
-            with ProgressBar(self.count_remaining_measurements(), logged_rows) as progress:
+            with ProgressBar(self.count_remaining_measurements(), logged_rows, self.kind != VERIFY) as progress:
                 try:
                     for row in rows:
                         if run.is_result(row):

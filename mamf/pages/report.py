@@ -399,7 +399,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
         else get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS))
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
-    verdict = next(yield_verdict_lines(log.measurements)) if log.plan.kind == VERIFY else ""
+    verdict = next(yield_verdict_lines(log.measurements, log.tier == "interrupted")) if log.plan.kind == VERIFY else ""
     left_noun = "ceiling" if get_kind(log.plan).has_ceilings else "measurement"
     return LogContent(
         log.path.name,

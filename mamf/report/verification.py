@@ -129,13 +129,13 @@ def _format_percent(share: float) -> str:
     return f"{100 * share:.2g}" if share < 0.995 else "100"
 
 
-def yield_verdict_lines(rows: MeasuredRows) -> Iterator[str]:
+def yield_verdict_lines(rows: MeasuredRows, is_interrupted: bool = False) -> Iterator[str]:
     """Yield lines with the verdict, what was checked, and the 95 % interval of the share of wrong problems. If several
     pairs of kernel and dtype were checked, the last line gives this interval for the pair with the fewest problems.
     """
     totals = count_verified_items(rows)
     wrong, problems = totals["wrong"], totals["problems"]
-    verdict = "FAILED" if wrong else "PASSED" if problems else "UNFINISHED"
+    verdict = "FAILED" if wrong else "UNFINISHED" if is_interrupted or not problems else "PASSED"
     checked = ", ".join(f"{totals[name]:.4g} {name}" for name in ("launches", "values"))
     yield f"verify {verdict}: {wrong} of {format_count(problems, 'problem')} wrong; checked: {checked}"
     if wrong:
@@ -175,7 +175,7 @@ def make_reproduction_command(log: RunLog, row: Measurement) -> str:
 
 
 def make_verification_document(log: RunLog) -> Document:
-    rows = log.measurements
+    rows, is_interrupted = log.measurements, log.tier == "interrupted"
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     wrong_first = sorted(groups, key=lambda key: (all(row.status != WRONG_STATUS for row in groups[key]), key))
     rows_by_regime = group_pairs((row.regime, row) for row in rows if row.ok)
@@ -190,8 +190,8 @@ def make_verification_document(log: RunLog) -> Document:
             "compared with",
         ),
         Lines(describe_failures(row for row in rows if row.status != WRONG_STATUS), "without a verdict"),
-        Lines([describe_end(log.summary, has_count=False)]),
-        Answer([*_describe_wrong_rows(log), *yield_verdict_lines(rows)]),
+        Lines([f"{describe_end(log.summary, has_count=False)}{'; --resume verifies more' if is_interrupted else ''}"]),
+        Answer([*_describe_wrong_rows(log), *yield_verdict_lines(rows, is_interrupted)]),
     ]
     return Document("Verification", blocks, {"header": log.header, "summary": log.summary})
 

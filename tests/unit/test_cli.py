@@ -18,7 +18,8 @@ from mamf.cli.terminal import parse_duration, print_line, warn
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
-from mamf.operations.matmul.shapes import MatmulShape, matmul_grid
+from mamf.measurement import Measurement
+from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
@@ -379,6 +380,15 @@ def test_a_warning_clears_the_progress_line_which_then_appears_below_it(monkeypa
     assert (line, warning) == (line_below, "mamf: the card is hot\n")
     assert "warming up" in line
     assert blanks == " " * len(line)
+
+
+def test_the_progress_of_a_verification_counts_wrong_results_in_place_of_the_best_row(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    wrong = Measurement(MatmulShape(8, 8, 8), "mine", MatmulProblem(), "loaded", "median", "wrong_result", "0.5 off")
+    with ProgressBar(None, shows_best_rows=False) as progress:
+        progress.add_row(wrong)
+        progress.show_phase("next problem")
+    assert "1, 1 wrong  next problem" in sys.stderr.getvalue()
 
 
 @pytest.mark.parametrize(("typed", "follows"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])

@@ -276,7 +276,7 @@ def test_software_that_differs_is_told_and_not_refused():
 
 def test_a_log_is_not_compared_with_itself_silently(write, capsys):
     path = write(log(row()))
-    main(["compare", path, path])
+    assert main(["compare", path, path]) == 2
     assert "A and B are the same log" in capsys.readouterr().err
 
 

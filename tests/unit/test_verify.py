@@ -149,6 +149,7 @@ def test_ctrl_c_exits_with_130_or_with_3_if_a_result_was_wrong(run, monkeypatch,
         on_launch(lambda launches: signal.raise_signal(signal.SIGINT) if launches == 50 else None)
         found, out, _ = run("verify", *PLAN, "--output", f"{code}.jsonl")
         assert (found, "interrupted: by the user" in out) == (code, True)
+        assert ("verify UNFINISHED: 0 of " in out, "--resume verifies more" in out) == (code == 130, True)
 
 
 def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):

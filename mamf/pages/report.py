@@ -149,9 +149,7 @@ class LogContent:
             Section("Pictures", self.pictures, is_open=len(panels) <= _MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.condition_parts, is_open=is_short and len(panels) <= _MAX_OPEN_PANELS),
-            Section(
-                "Reproduce it", [CopyableCommand(self.command)] if self.command not in ("", PYTHON_COMMAND) else []
-            ),
+            Section("Reproduce it", [CopyableCommand(self.command)] * (self.command not in ("", PYTHON_COMMAND))),
         ]
 
 
@@ -240,29 +238,31 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _make_log_comparison(sources)
     sections = [
-        Section("Side by side", [*_make_side_by_side_charts(sources), *listed]),
+        Section("Side by side", [*_make_side_by_side_charts(sources), *listed], len(sources) <= _MAX_OPEN_PANELS),
         Section("Compared", compared),
         *(_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources),
         *(_join_sections(page.title, page.sections) for page in pages),
     ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
+    facts, intro_lines = [] if answers else list(_collect_facts(sources)), answers[1:]
+    if len(facts) > _MAX_HEADLINE_FIGURES:
+        facts = sorted(facts, key=lambda fact: "ceiling, " not in fact.label)
+        intro_lines = [f"the first {_MAX_HEADLINE_FIGURES} of {len(facts)} figures, ceilings first:"]
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
     runs = f"{len(sources) + len(pages)} runs side by side"
     if len(sources) == 2 and not compared:
         runs = " and ".join(source.title.partition(": ")[2] or source.title for source in sources)
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
-        answers[1:],
-        [] if answers else list(_collect_facts(sources))[:_MAX_HEADLINE_FIGURES],
+        intro_lines,
+        facts[:_MAX_HEADLINE_FIGURES],
         verdict=answers[0] if answers else "",
         sections=sections,
     )
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log. The labels begin with the name of the device if all logs are from
-    different devices, or with the name of the log if several logs have equal titles.
-    """
+    """Yield the headline figures of each log. Labels that would be equal begin with the device or the log."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):

@@ -76,12 +76,12 @@ def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPo
 
 
 def format_row_name(row: Measurement | Ceiling) -> str:
-    """Return a name for a row: its shape, and the fields that identify its problem, in words."""
-    return ", ".join([str(row.shape), *get_operation(row.problem.operation).describe_problem(row.problem)])
+    """Return a name for a row: its shape, and the fields that identify its problem."""
+    return ", ".join([str(row.shape), *get_operation(row.problem.operation).list_identifying_fields(row.problem)])
 
 
 def drop_shared_fields(points: Sequence[RoofPoint]) -> tuple[list[RoofPoint], str]:
-    """Shorten the names of points: drop the fields of problems that all points share. Also return these fields."""
+    """Describe the problems of points in words, without fields that all points share. Also return these fields."""
     problems = [point.row.problem for point in points]
     fields, shared = split_shared_parts(
         [", ".join(get_operation(each.operation).describe_problem(each)) for each in problems]

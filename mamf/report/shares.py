@@ -265,14 +265,15 @@ class ShareCalculator:
         """Return lines that name the ceilings to which the shares of ``rows`` refer, and that say how accurate the
         shares are.
         """
-        regimes = {row.regime for row in rows}
+        with_share = [row for row in rows if "product_dtypes" in row.details or self.compute_row_mamfu(row) is not None]
+        regimes = {row.regime for row in with_share}
         measured = [
             f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling "
             f"({each.shape}, {each.kernel})"
             for (dtype, regime), each in self.measured_ceilings.items()
             if regime in regimes
         ]
-        errors = (compute_mamfu_error(row, self.measured_ceilings) for row in rows if not row.is_reference)
+        errors = (compute_mamfu_error(row, self.measured_ceilings) for row in with_share if not row.is_reference)
         known_errors = sorted(filter(None, errors))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*known_errors[:1], *known_errors[-1:]))
         accuracy = [

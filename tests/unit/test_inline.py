@@ -9,6 +9,7 @@ import pytest
 
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
+from mamf.report.charts.picture import draw_figure
 from mamf.report.page import make_picture_template_values
 from mamf.report.roofline import RoofLine, RooflineChart, RooflineMarker
 
@@ -101,6 +102,13 @@ def test_foreign_text_is_escaped():
     assert "<script>" not in parts["pictures"][0]
     assert "&lt;script&gt;&amp;\\x1b" in parts["pictures"][0]
     assert "&lt;i&gt;$x$" in parts["pictures"][0]
+
+
+def test_no_band_of_an_interval_is_cut_off():
+    pytest.importorskip("matplotlib")
+    line = Line("k", (Point(1, 1, 0.9, 1.4), Point(2, 1.1, 1, 1.2)))
+    figure = draw_figure(Chart("t", "", Axis("x"), ((Panel("", (line,)),),)))
+    assert figure.axes[0].get_ylim()[1] > 1.4
 
 
 def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):

@@ -115,6 +115,22 @@ def test_a_find_and_attention_begin_with_the_ceiling_and_the_share_of_it():
     assert (page.verdict, "side by side" in page.title) == ("", False)
 
 
+def test_without_matplotlib_the_command_warns_once(run, monkeypatch):
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.setitem(sys.modules, name, None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, _, err = run("report", str(FIND), "-o", "page.html")
+    assert code == 0 and err.count("the page has no pictures, because drawing needs matplotlib") == 1
+
+
+def test_a_page_of_many_logs_begins_with_ceilings_and_lists_the_logs_once():
+    logs = [*sorted(H200.glob("attention-*.jsonl"))[:5], *sorted(H200.glob("find-bfloat16-*.jsonl"))[:8]]
+    page = make_report_page(logs)
+    assert len(page.facts) == 6 and all("ceiling, " in fact.label for fact in page.facts)
+    assert list(page.intro_lines) == ["the first 6 of 13 figures, ceilings first:"]
+    assert not any(section.is_open for section in page.sections if section.parts)
+
+
 def test_decode_begins_with_the_share_of_the_bandwidth_that_limits_it():
     (log, *_) = sorted((H200.parent / "nvidia-h100-80gb-hbm3").glob("decode-*.jsonl"), reverse=True)
     (fact, *_) = make_report_page([log]).facts

@@ -14,8 +14,10 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthOperation, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
+from mamf.report.charts.logs import make_kernels_chart
 from mamf.report.charts.picture import draw_figure
 from mamf.report.roofline import make_roofline_chart, make_tracelens_architecture, select_roof_points
+from mamf.report.shares import ShareCalculator
 from mamf.statistics import summarize_samples
 
 MIB, GIB = 2**20, 2**30
@@ -171,6 +173,12 @@ def test_a_table_of_kernels_has_the_share_where_roofs_are_known():
     assert "share_of_roof" in render("csv", rows, header, None, roofs=ROOFS)
 
 
+def test_mamfu_is_explained_only_where_a_row_has_it():
+    shares = ShareCalculator(HEADER, {("bfloat16", "burst"): product(862.0)})
+    assert shares.describe_ceilings([row(BandwidthProblem("read"), BandwidthShape(GIB), 4.0)]) == []
+    assert shares.describe_ceilings(DECODE)[0].startswith("MAMFU: share of 862.0 TFLOPS")
+
+
 # -- the picture -------------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +209,13 @@ def test_ceilings_are_lines_and_rows_are_marks():
     assert [mark.label for mark in chart.markers] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
     assert {mark.series for mark in chart.markers} == {"Mx8192x8192"}
     assert chart.markers[0].position == pytest.approx((make_roof_point(DECODE[0], ROOFS, "").intensity, 3.7))
+
+
+def test_a_slow_memory_is_drawn_in_the_unit_of_its_table():
+    chart = make_kernels_chart([row(BandwidthProblem("read"), BandwidthShape(GIB), 0.05)], HEADER)
+    (panel,) = chart.panels
+    assert panel.unit == "GB/s"
+    assert panel.points[0].y == pytest.approx(50)
 
 
 def test_labels_touch_neither_one_another_nor_a_mark():

@@ -113,7 +113,7 @@ def test_a_log_of_bandwidth_is_a_roof_of_memory(run, here):
     assert run("bandwidth", *asked)[0] == 0
     code, out, err = run("roofline", "--ceiling", CEILING_REGIMES[0], "bandwidth.jsonl")
     assert code == 0, err
-    assert any(line.startswith("memory ") and "4GiB, read" in line for line in out.splitlines())
+    assert any(line.startswith("memory ") and "4GiB, pattern read" in line for line in out.splitlines())
 
 
 def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from mamf.cli.terminal import add_shared_options, print_line
+from mamf.cli.terminal import add_shared_options, print_line, warn
 from mamf.files import create_file_atomically, write_file_atomically
 
 EXAMPLES = """examples:
@@ -41,7 +41,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.cli.reading import yield_local_file
     from mamf.machine.environment import pause_garbage_collection
     from mamf.pages.report import make_report_page
-    from mamf.report.charts.picture import make_file_exists_error
+    from mamf.report.charts.picture import NO_MATPLOTLIB_REASON, make_file_exists_error
     from mamf.report.page import render_page
 
     with ExitStack() as open_files, pause_garbage_collection():
@@ -53,5 +53,7 @@ def run_with_options(options: argparse.Namespace) -> int:
             partial(tqdm, desc="drawing", unit="section", file=sys.stderr, disable=None, leave=False),
         )
     (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)
+    if NO_MATPLOTLIB_REASON in page:
+        warn(f"the page has no pictures, because {NO_MATPLOTLIB_REASON}")
     print_line(f"report: {options.output} ({len(page.encode()) / 1000:.0f} kB)")
     return 0

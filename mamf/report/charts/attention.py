@@ -19,7 +19,7 @@ from mamf.operations.unknown import get_operation
 from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_with_binary_prefix, make_labeled_ticks
 from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
-from mamf.report.document import format_count
+from mamf.report.document import choose_unit, format_count
 
 # A chart of attention has a panel for each combination of values of the fields that vary between rows. The number of
 # heads and the batch size are exceptions, because sweeps often vary them together with the length or the head
@@ -244,24 +244,23 @@ def make_decode_chart(
     limit, unit, is_compute = roofs and roofs.bandwidth_ceilings.get((MEMORY_LEVEL, regime)), "TB/s", False
     if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.compute_ceilings), "TFLOPS", True
+    counted = {id(row): row.work.flop / row.amount if is_compute else 1.0 for row in measured}
+    unit, factor = choose_unit(unit, [row.best_rate * counted[id(row)] for row in measured])
     panels = []
     for title, panel_rows in group_pairs((make_panel_title(row), row) for row in measured).items():
         by_kernel = group_pairs((row.kernel, row) for row in sorted(panel_rows, key=get_x_position))
         lines = tuple(
             Line(
                 name,
-                tuple(
-                    make_point(row, get_x_position(row), row.work.flop / row.amount if is_compute else 1.0)
-                    for row in group
-                ),
+                tuple(make_point(row, get_x_position(row), factor * counted[id(row)]) for row in group),
             )
             for name, group in by_kernel.items()
         )
-        panels.append(Panel(title, lines, limit.rate if limit else None, unit))
+        panels.append(Panel(title, lines, factor * limit.rate if limit else None, unit))
     notes = describe_row_failures(selected, {row.kernel for row in measured})
     if limit:
         name, share = ("matmul", "MAMFU") if is_compute else ("read bandwidth", "MBU")
-        ceiling = f"{limit.rate:.4g} {unit}, the {name} ({limit.shape}, {limit.kernel})"
+        ceiling = f"{factor * limit.rate:.4g} {unit}, the {name} ({limit.shape}, {limit.kernel})"
         notes.insert(0, f"ceiling: {ceiling}; % {share} is the share of it")
     return Chart(
         f"Attention over a cache, {regime}, {measured[0].problem.dtype}",

@@ -242,11 +242,13 @@ def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
     lowest = min(point.low if chart.has_intervals else point.y for point in points)
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
     highest = max(highest, *(each.peak for each in panels if each.peak and each.peak < _MAX_PEAK_RATIO * highest), 0.0)
+    # Bands of intervals are drawn only around lines.
+    band_top = 1.01 * max(point.high for point in points) if chart.is_connected else 0.0
     if ((ceilings and chart.is_connected) or lowest < highest / 2) and not chart.has_own_scales:
-        axes.set_ylim(0, highest * 1.14)
+        axes.set_ylim(0, max(highest * 1.14, band_top))
         return
     margin = max(0.12 * (highest - lowest), _MIN_AXIS_SPAN_SHARE * highest / 2)
-    axes.set_ylim(max(0.0, lowest - margin), highest + margin)
+    axes.set_ylim(max(0.0, lowest - margin), max(highest + margin, band_top))
 
 
 def _add_share_axis(axes: Axes, panel: Panel) -> None:
@@ -260,7 +262,7 @@ def _add_share_axis(axes: Axes, panel: Panel) -> None:
         return
     functions = (lambda rate: 100 * rate / reference, lambda percent: percent * reference / 100)
     share_axis = axes.secondary_yaxis("right", functions=functions)
-    ceiling_label = "% MBU" if panel.unit == "TB/s" else "% MAMFU"
+    ceiling_label = "% MBU" if panel.unit.endswith("B/s") else "% MAMFU"
     share_axis.set_ylabel("% of the datasheet" if panel.peak else ceiling_label, fontsize=TEXT_FONT_POINTS)
     share_axis.tick_params(labelsize=SMALL_FONT_POINTS, color="#999999")
     share_axis.yaxis.set_major_locator(MaxNLocator(8, steps=[1, 2, 5, 10]))

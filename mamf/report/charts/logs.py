@@ -28,6 +28,7 @@ from mamf.report.charts.lines import (
     make_even_ticks,
     make_labeled_ticks,
 )
+from mamf.report.document import choose_unit
 
 _MAX_LISTED_FAILURES = 4
 
@@ -194,6 +195,7 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
     axis, get_x_position = _choose_operation_axis(measured)
     panel_rows = group_pairs(((row.problem, row.regime), row) for row in measured)
     problems = list(dict.fromkeys(row.problem for row in measured))
+    unit, factor = choose_unit(measured[0].work.unit, [row.best_rate for row in measured])
 
     def make_panel(problem: Any, name: str) -> Panel | None:
         best_rows: dict[str, dict[float, Measurement]] = {}
@@ -205,10 +207,11 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
             filter(None, (describe_differing_fields(problem, problems), name if len(regimes) > 1 else ""))
         )
         lines = tuple(
-            Line(kernel, tuple(make_point(row_by_x[x], x) for x in sorted(row_by_x)))
+            Line(kernel, tuple(make_point(row_by_x[x], x, factor) for x in sorted(row_by_x)))
             for kernel, row_by_x in best_rows.items()
         )
-        return Panel(title, lines, unit=panel_rows[problem, name][0].work.unit, peak=find_peak_rate(problem, header))
+        peak = find_peak_rate(problem, header)
+        return Panel(title, lines, unit=unit, peak=peak and factor * peak)
 
     return Chart(
         f"{measured[0].operation}, {', '.join(regimes)}",

@@ -48,6 +48,8 @@ LegendEntries = list[tuple[str, dict[str, Any]]]
 TOOLTIPS_BY_ARTIST: WeakKeyDictionary[Artist, Sequence[str]] = WeakKeyDictionary()
 #: Settings that make matplotlib draw dollar signs literally. By default, a dollar sign begins a formula.
 PLAIN_TEXT_SETTINGS: dict[Any, Any] = {"text.parse_math": False}
+#: The reason for missing pictures on a machine without matplotlib.
+NO_MATPLOTLIB_REASON = "drawing needs matplotlib: pip install matplotlib"
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,7 @@ def make_empty_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnavailableError("drawing needs matplotlib: pip install matplotlib") from None
+        raise UnavailableError(NO_MATPLOTLIB_REASON) from None
     return Figure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
 
 

@@ -118,7 +118,7 @@ def find(
     ``search``, and DeviceError if the budget ends before a ceiling is confirmed.
 
     >>> mamf.find("bfloat16")
-    Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS at ... by simulated.mm)
+    Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS, 95 % repeat interval: ..., at ... by simulated.mm)
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(log or Path(folder, "find.jsonl"))

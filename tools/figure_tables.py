@@ -352,6 +352,7 @@ def simulated_table(words: Sequence[str]) -> str:
     text = _Terminal()
     with (
         mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
+        mock.patch("psutil.cpu_percent", lambda interval: 0.0),  # a busy host would add a warning to the report
         tempfile.TemporaryDirectory() as folder,
         contextlib.redirect_stdout(text),
         contextlib.redirect_stderr(io.StringIO()),

@@ -265,3 +265,11 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
 )
 def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):
     assert text in describe_wrong_cells(WrongCells(frozenset(cells), 8 * CELL_SIZE, 8 * CELL_SIZE))
+
+
+def test_the_help_of_resume_says_that_it_checks_new_problems(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "mamf checks new problems for the whole time budget again" in text
+    assert "measures only the missing rows" not in text

@@ -131,6 +131,12 @@ def test_a_page_of_many_logs_begins_with_ceilings_and_lists_the_logs_once():
     assert not any(section.is_open for section in page.sections if section.parts)
 
 
+def test_a_list_of_closed_sections_needs_no_contents():
+    closed = [Section(f"log {number}", [Answer(["x"])], is_open=False) for number in range(20)]
+    assert 'aria-label="Contents"' not in render_page(Page("t", sections=closed))
+    assert 'aria-label="Contents"' in render_page(Page("t", sections=[Section("open", [Answer(["x"])]), *closed]))
+
+
 def test_decode_begins_with_the_share_of_the_bandwidth_that_limits_it():
     (log, *_) = sorted((H200.parent / "nvidia-h100-80gb-hbm3").glob("decode-*.jsonl"), reverse=True)
     (fact, *_) = make_report_page([log]).facts

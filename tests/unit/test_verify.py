@@ -153,8 +153,9 @@ def test_ctrl_c_exits_with_130_or_with_3_if_a_result_was_wrong(run, monkeypatch,
 
 
 def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
-    run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
-    for command in (["compare", "log.jsonl", "log.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
+    for name in ("log.jsonl", "other.jsonl"):
+        run("verify", *PLAN, "--budget", "0.1s", "--output", name)
+    for command in (["compare", "log.jsonl", "other.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
         code, out, err = run(*command)
         assert (code, out, "log.jsonl is a log of 'mamf verify' and has no rates" in err) == (2, "", True)
     code, out, _ = run("results", "check", "log.jsonl")

@@ -339,15 +339,19 @@ def add_device_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run_options(
-    parser: argparse.ArgumentParser, budget_default: str = SHARED_OPTIONS["--budget"].default_text
+    parser: argparse.ArgumentParser,
+    budget_default: str = SHARED_OPTIONS["--budget"].default_text,
+    resume_help: str = SHARED_OPTIONS["--resume"].help,
 ) -> None:
     """Add the options that all commands that measure have in common, such as --output and --resume.
 
-    ``budget_default``: the default of --budget, as help prints it.
+    ``budget_default``: the default of --budget, as help prints it. ``resume_help``: the help of --resume.
     """
     group = parser.add_argument_group("run")
     add_shared_options(group, "--budget", default_text=budget_default)
-    add_shared_options(group, "--dry-run", "--output", "--resume", "--requeue", "--notes", "--isolate")
+    add_shared_options(group, "--dry-run", "--output")
+    add_shared_options(group, "--resume", help=resume_help)
+    add_shared_options(group, "--requeue", "--notes", "--isolate")
 
 
 def add_devices_options(

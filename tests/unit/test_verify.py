@@ -153,8 +153,9 @@ def test_ctrl_c_exits_with_130_or_with_3_if_a_result_was_wrong(run, monkeypatch,
 
 
 def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
-    run("verify", *PLAN, "--budget", "0.1s", "--output", "log.jsonl")
-    for command in (["compare", "log.jsonl", "log.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
+    for name in ("log.jsonl", "other.jsonl"):
+        run("verify", *PLAN, "--budget", "0.1s", "--output", name)
+    for command in (["compare", "log.jsonl", "other.jsonl"], ["reproduce", *DEVICE, "log.jsonl"]):
         code, out, err = run(*command)
         assert (code, out, "log.jsonl is a log of 'mamf verify' and has no rates" in err) == (2, "", True)
     code, out, _ = run("results", "check", "log.jsonl")
@@ -265,3 +266,11 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
 )
 def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):
     assert text in describe_wrong_cells(WrongCells(frozenset(cells), 8 * CELL_SIZE, 8 * CELL_SIZE))
+
+
+def test_the_help_of_resume_says_that_it_checks_new_problems(capsys):
+    with pytest.raises(SystemExit):
+        main(["verify", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "mamf checks new problems for the whole time budget again" in text
+    assert "measures only the missing rows" not in text

@@ -64,7 +64,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("device")
     add_shared_options(group, "--backend", "--device")
     add_devices_options(parser, "all")
-    add_run_options(parser, budget_default=f"{VERIFY_BUDGET_SECONDS:.0f}s")
+    add_run_options(
+        parser,
+        budget_default=f"{VERIFY_BUDGET_SECONDS:.0f}s",
+        resume_help="log of an interrupted run to continue, or the folder with its logs if several devices share the "
+        "run; mamf checks new problems for the whole time budget again",
+    )
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

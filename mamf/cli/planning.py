@@ -59,7 +59,8 @@ def find_operation_to_launch(command_words: Sequence[str]) -> AnyOperation | Non
     if {"-h", "--help", "--help-all"}.intersection(command_words[1:2]):
         return None
 
-    # Try words that follow an option last, because such a word is usually the value of the option.
+    # Any word can be the name of a kernel. First try the words that do not follow an option, because a word that
+    # follows an option is usually its value.
     possible_kernels = [
         word
         for previous_word, word in itertools.pairwise(command_words)

@@ -106,7 +106,7 @@ def _write_to_stream(text: str, stream: TextIO) -> None:
     # here would slow down --help.
     tqdm = sys.modules.get("tqdm")
     with tqdm.tqdm.external_write_mode() if tqdm else contextlib.nullcontext():
-        # Write characters that the stream's encoding lacks as escapes, because print would raise an error for them.
+        # Escape the characters that the stream cannot encode, because print would raise an error for them.
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 

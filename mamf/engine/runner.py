@@ -97,8 +97,8 @@ class Step(NamedTuple):
     is_reported: bool = True
 
 
-#: A strategy's generator: it yields steps to measure, and rows that the runner yields to the log unchanged. It receives
-#: the row of each step, or None if the budget has ended.
+#: The generator of a strategy. It yields steps to measure, and finished rows that the runner passes on to the log. For
+#: each step, it receives the measured row, or None if the time budget is used up.
 StepGenerator = Generator[Step | Measurement, Measurement | None, None]
 
 

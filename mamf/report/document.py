@@ -436,7 +436,7 @@ def make_interval_columns(
 
 def make_clock_columns(read_conditions: Callable[[RowT], Conditions | None], drop_priority: int) -> list[Column[RowT]]:
     """Return columns for the share of the compute units' cycles that a kernel used, the measured clock, and the clock
-    that the driver requested. A narrow terminal drops the requested clock first.
+    that the driver requested. If the terminal is too narrow, tables drop the column of the requested clock first.
     """
 
     def read_megahertz(row: RowT, name: str) -> float | None:

@@ -110,10 +110,13 @@ def _standardize(columns: Array) -> Array:
 
 
 class FeatureDistances(NamedTuple):
-    """The squared Euclidean distances in each feature from C candidates to D other candidates. For features that depend
-    only on M and N, these are the distances to the P pairs of M and N of the other candidates.
+    """For each feature of a shape, the squared distances from C candidates to D other candidates.
 
-    - ``size_distances``: C x D. ``wave_distances``: tile sizes x C x P. ``aspect_distances``: C x P.
+    Some features depend only on M and N. Their distances are stored once for each of the P different pairs (M, N) of
+    the other candidates.
+
+    - ``size_distances``: the distances in size, C x D. ``wave_distances``: the distances in waves for each tile size,
+      (number of tile sizes) x C x P. ``aspect_distances``: the distances in aspect ratio, C x P.
     - ``has_pair``: C x P; 1.0 if the candidate of the row has the pair of the column, else 0.0.
     - ``pair_indices``: for each of the D candidates, the index of its pair of M and N.
     - ``is_same_kernel``: C x D; 1.0 if both candidates have the same kernel, else 0.0; None if there is one kernel.

@@ -1,5 +1,5 @@
-"""Measure the kernels of a plan on given shapes. Before and after each row, measure the matmul of the row's ceiling
-(the highest rate of the device), so that the card is in the same state for the row and for its ceiling.
+"""Measure the kernels of a plan on given shapes. Just before and just after each row, measure the matmul that reached
+the ceiling (the highest rate of the device). It shows how fast the card is at this time.
 """
 
 from __future__ import annotations

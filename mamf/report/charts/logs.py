@@ -1,4 +1,6 @@
-"""Build the data of charts from run logs: matmul sweeps, ``mamf find``, kernels of any operation, steps of models."""
+"""Build the data for charts of run logs. There are charts of matmul sweeps, of runs of ``mamf find``, of the kernels of
+any operation, and of training steps of models.
+"""
 
 from __future__ import annotations
 
@@ -364,8 +366,8 @@ def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float
 
 
 def _describe_mamfu_ceilings(steps: Mapping[_StepKey, Any], known_ceilings: RatesByDtypeAndRegime) -> Iterator[str]:
-    """Yield a note for each dtype and regime that names the ceiling to which MAMFU (share of the highest measured
-    matmul rate) refers, or that says that no ceiling is known.
+    """For each dtype and regime, yield a note that names the ceiling from which MAMFU is computed, or that says that no
+    ceiling is known.
     """
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if each := find_rate(known_ceilings, *key):

@@ -90,8 +90,8 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
 def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Sequence[float]) -> str | None:
     """Explain why a row's samples suggest that the timer of an accelerator missed launches. Return None if they do not.
 
-    Call this only if the peak of the accelerator is not known. ``possible``: the row's possible samples, in seconds. A
-    sample is suspect if it is far shorter than the median.
+    Call this only if the peak of the accelerator is not known. ``possible``: the samples that are not faster than the
+    hardware allows, in seconds. A sample is suspect if it is far shorter than the median.
 
     mamf does not drop suspect samples, because it cannot know which samples are correct. A row that is ranked by its
     median or mean may have 10 % suspect samples. A row that is ranked by its fastest sample may have none. On a CPU,

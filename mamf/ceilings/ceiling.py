@@ -122,7 +122,7 @@ class Ceiling(NotebookTable, Rate):
         """
         require_seconds("seconds", seconds)
         if not is_number(flop) or not 0 <= flop < math.inf:
-            raise UsageError(f"flop {flop} must be a finite number of at least 0")
+            raise UsageError(f"flop must be a finite number of at least 0, not {flop}")
         if regime != self.regime:
             raise IncomparableError(
                 f"a rate in the regime {regime} cannot be compared with a ceiling in the regime {self.regime}: "

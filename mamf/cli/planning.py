@@ -166,7 +166,7 @@ def _add_parameter_option(
         bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         range_help = (
             f"sizes of {parameter.name.upper()} from START up to, but not including, STOP, in steps of "
-            "STEP; START 0 begins at STEP"
+            "STEP; if START is 0, the first size is STEP"
         )
         actions.append(target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **bounds))
     for action in actions:

@@ -180,9 +180,10 @@ class Runner:
         is_required: bool = False,
         problem: Problem | None = None,
     ) -> bool:
-        """Return whether a phase of a search has another step: True until ``end_time``. But while rows of an
-        interrupted run remain, return whether the next of these rows belongs to the phase, so that the phase ends
-        where the interrupted run ended it.
+        """Return whether a phase of a search has another step.
+
+        A new run continues the phase until ``end_time``. A resumed run first repeats the decisions of the interrupted
+        run: while logged rows remain, the phase continues if the next of these rows belongs to it.
 
         - ``end_time``: the backend time (``Backend.now``) at which the phase ends.
         - ``round_number``: the number of the phase's round; 0 if the phase has no rounds.
@@ -340,7 +341,7 @@ class RunSetup:
 
     @property
     def row_by_step(self) -> dict[StepKey, Measurement]:
-        """The rows that answer steps of the plan, by their step (regime, problem, shape and kernel)."""
+        """The measured steps of the plan (regime, problem, shape and kernel), each with its row."""
         requested = {kernel.name: name for name, kernel in self.kernels}
         rows = {}
         for row in self.rows:

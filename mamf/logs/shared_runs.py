@@ -122,7 +122,7 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
     if first.plan.kind != SWEEP:
         return first.plan
     if len(logs) > 1 and not all(plan.is_shared for plan in plans):
-        raise UsageError("the logs are of separate runs, not parts of one run: use 'mamf compare' to compare them")
+        raise UsageError("the logs come from separate runs, not from one run: use 'mamf compare' to compare them")
     layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
     shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
     return replace(

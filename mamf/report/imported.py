@@ -95,8 +95,8 @@ class ComparedRun(NamedTuple):
 def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
     """Convert a log of mamf or mamf-finder for a comparison. ``name``: the name that reports give a mamf-finder log.
 
-    For a log of mamf-finder, use the statistic that most rows have. If a shape has several rows, use the highest rate.
-    Raises UsageError if a log of mamf has no matmuls.
+    For a log of mamf-finder, compare the statistic (such as the mean) that most of its rows have. If a shape has
+    several rows, use the highest rate. Raises UsageError if a log of mamf has no matmuls.
     """
     if isinstance(log, RunLog):
         return _convert_run_log(log)

@@ -42,9 +42,9 @@ _ROUNDS_PER_CLOCK_CHECK = 20
 _USUAL_ROW_SECONDS = 1.0
 #: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
 _FLUSHES_AHEAD_OF_MARKS = 16
-#: mamf measures the time between a mark and an idle mark with several pairs of marks. For each pair, this tuple has the
-#: number of cache flushes that mamf queues first, to keep the device busy until the host has queued both marks. A slow
-#: host needs the largest number.
+#: mamf measures the overhead of its timing events (marks) with several pairs of marks that have no launch between them.
+#: For each pair, this tuple has the number of cache flushes that mamf queues first, to keep the device busy until the
+#: host has queued both marks. A slow host needs the largest number.
 _FLUSHES_AHEAD_OF_MARK_PAIRS = (2, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, 128)
 
 

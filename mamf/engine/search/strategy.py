@@ -427,7 +427,7 @@ class RowsSearchStrategy(RowsStrategy):
         self._confirmation_by_problem: dict[Problem, ConfirmationRounds] = {}
 
     def yield_steps(self) -> StepGenerator:
-        """Yield every step that no row answers yet, then the rounds that choose and confirm."""
+        """Yield every step that is not measured yet, then the rounds that choose and confirm the winner."""
         run, remaining_steps = self.runner, self.setup.remaining_steps
         for number, name in enumerate(self.plan.regimes):
             regime = run.prepare_regime(self.make_regime(name))

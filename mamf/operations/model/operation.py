@@ -129,7 +129,7 @@ class ModelProblem(CheckedProblem):
     data: str = field(
         default="normal",
         metadata=describe(
-            "distribution of the random tokens; normal is the only value",
+            "distribution of the random token ids; normal is the only choice",
             choices=("normal",),
             is_rare=True,
         ),

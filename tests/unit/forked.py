@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 
 import numpy.random  # noqa: F401  (a search needs it: once for all of them)
+from tqdm import tqdm
 
 from mamf.cli import main, terminal
 
@@ -53,6 +54,9 @@ def _fork(work, environment):
             return process
         try:
             signal.alarm(LONGEST_SECONDS)
+            # Processes share tqdm's lock with their copies. A copy that a signal ends while it holds the lock would
+            # block this process forever, so give each copy a lock of its own.
+            tqdm.set_lock(threading.RLock())
             os.environ.update(environment)
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
                 code = int(work())

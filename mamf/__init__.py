@@ -45,7 +45,7 @@ _MODULE_BY_NAME = {
     "Ceiling": "mamf.ceilings.ceiling",
     "Measurement": "mamf.measurement",
     "Rate": "mamf.measurement",
-    # MFU and MAMFU of models
+    # MFU and MAMFU (the FLOPS of a model as a share of the maximum achievable matmul FLOPS)
     "Meter": "mamf.integrations.meter",
     "ModelFlops": "mamf.integrations.model_flops",
     "StepFigures": "mamf.integrations.meter",

@@ -1,7 +1,8 @@
 """Measure from programs and notebooks. Each function here does the same as one mamf command.
 
-Every call yields its rows as they are measured, can be interrupted at any moment, and writes a run log if ``log`` names
-a file. All calls share these options; the first four take one value or several:
+A row is the measurement of one combination of kernel, problem, shape and regime. The caller gets each row as soon as
+mamf has measured it. Every call can be interrupted at any moment, and writes a run log if ``log`` names a file. All
+calls share these options; the first four take one value or several:
 
 - ``dtype``: the dtype of the operands. The default is the device's default dtype (bfloat16 on accelerators).
 - ``problem``: a whole problem in place of a dtype, such as MatmulProblem or AttentionProblem.
@@ -113,8 +114,8 @@ def find(
 ) -> Ceiling:
     """Find the ceiling of the device: the highest rate that it reaches with any shape. The default regime is burst.
 
-    mamf measures the fastest shape again to confirm its rate. ``search`` takes the same keywords and describes them.
-    ``on_row`` is called with each row. Afterwards ``mamf.peak`` returns this ceiling too. Raises the errors of
+    mamf measures the fastest shape again to confirm its rate. The docstring of ``search`` describes the keywords.
+    mamf calls ``on_row`` with each row. Afterwards ``mamf.peak`` returns this ceiling too. Raises the errors of
     ``search``, and DeviceError if the budget ends before a ceiling is confirmed.
 
     >>> mamf.find("bfloat16")
@@ -170,6 +171,9 @@ def search(
     Raises UnavailableError, UnknownNameError or UnsupportedError before the first measurement, if the requested device,
     kernel or dtype cannot be measured.
 
+    The attribute ``phase`` of a row says what the search was doing: trying shapes (``scout``), comparing the fastest
+    candidates (``choose``) or measuring the winner again (``confirm``).
+
     >>> search = mamf.search("bfloat16", log="search.jsonl")
     >>> sorted({row.phase for row in search})
     ['choose', 'confirm', 'scout']
@@ -198,7 +202,7 @@ def search(
 
 
 def _start_run(run: Run) -> Generator[Measurement, None, None]:
-    """Return an iterator that measures the run. Warn about the problems of the machine that the run's log records."""
+    """Return an iterator that measures the run. Warn about each problem that mamf found with the machine."""
     rows = run.yield_measurements()
     for finding in select_warnings(run.findings):
         warnings.warn(format_advice(finding), MamfWarning, stacklevel=4)
@@ -271,8 +275,9 @@ def measure_kernels(
     - ``kernel``: names of kernels; by default, all available kernels.
     - ``regime``: burst by default, but sustained for models.
     - ``ceilings``: a mapping from (dtype, regime) to a ceiling, such as ``matmul_ceilings`` of a log of ``mamf find``.
-      Rows show shares of these ceilings, and mamf measures the matmul of each ceiling again between the rows. If the
-      kernel of a matmul is not installed, mamf leaves this matmul out and gives a MamfWarning.
+      Rows show shares of these ceilings. Between the rows, mamf measures the matmul of each ceiling again, to detect
+      whether the speed of the card has changed since the ceiling was measured. If the kernel of a matmul is not
+      installed, mamf leaves this matmul out and gives a MamfWarning.
     - ``ceiling_kernel``: if a ceiling was measured with a kernel that is not installed, name this kernel here as
       ``package.module:Class``.
 

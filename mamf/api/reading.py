@@ -26,7 +26,8 @@ LogOrPath = RunLog | str | Path
 
 
 def read_log(path: str | Path) -> RunLog | FinderRun:
-    """Read a log of any kind and schema. An imported run of mamf-finder is a FinderRun, which has no measurements.
+    """Read a log of any kind and schema. An imported run of mamf-finder, the predecessor of mamf, is a FinderRun, which
+    has no measurements.
 
     If ``path`` is the folder of logs that a run with ``--devices`` wrote, read these logs as one run. The log of a
     killed run is read up to its last whole line, and ``is_truncated`` is then true. Raises RunLogError, which names the
@@ -126,7 +127,7 @@ def import_logs(path: str | Path) -> list[FinderRun]:
 
 def write_imported(run: FinderRun, path: str | Path) -> None:
     """Write an imported run as a run log, which ``read_log`` reads. The log has the tier
-    ``legacy``, because mamf did not measure the run.
+    ``legacy`` (the tier says how far figures can be trusted), because mamf did not measure the run.
 
     Raises UsageError if the file exists or cannot be created, RunLogWriteError if the disk is full.
 

@@ -1,10 +1,10 @@
 """Compute ceilings, and the share of a ceiling that a row (a measurement) reaches. A ceiling is the highest confirmed
 rate of a device for a dtype in a regime. This module computes everything from rows; it measures nothing.
 
-A candidate is a pair of a shape and a kernel. A search measures its candidates in rounds: in each round it measures
-once every candidate that it has not dropped. The rounds of the phase ``choose`` decide which candidate wins. The later
-rounds of the phase ``confirm`` measure the winner again, and only they give its rate: the highest of several noisy
-rates is biased upward (the winner's curse), but a new measurement of the winner is not.
+A candidate is a pair of a shape and a kernel. A search measures its candidates in rounds: each round measures every
+remaining candidate once. A candidate remains until the search drops it. The rounds of the phase ``choose`` decide which
+candidate wins. The later rounds of the phase ``confirm`` measure the winner again, and only they give its rate: the
+highest of several noisy rates is biased upward (the winner's curse), but a new measurement of the winner is not.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Ceiling(NotebookTable, Rate):
     - ``tied``: the other candidates that, judging by the confirming rounds, may be as fast as the winner.
     - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the winning shape, as a
       share; None if the default kernel won or was not measured.
-    - ``repeatability``: how much equal runs differ. mamf computes the interval from this value and the rounds. None in
-      logs converted from an older version of mamf: their interval is computed from the rounds only.
+    - ``repeatability``: how much repeated runs differ. mamf computes the interval from this value and the rounds. None
+      in logs converted from an older version of mamf: their interval is computed from the rounds only.
     """
 
     dtype: str = field(init=False)
@@ -143,9 +143,9 @@ def confirm_ceilings(
 ) -> dict[tuple[Problem, str], Ceiling]:
     """Return the ceilings that the rows of a run confirm, by problem and regime.
 
-    ``requested_ceilings``: the problem, the regime and the default kernel of each ceiling to compute. A ceiling gets an
-    unknown interval (``low`` is 0) if another visit (one measurement) of its winner was clearly faster than its rate
-    (``has_faster_visit``).
+    ``requested_ceilings``: the problem, the regime and the default kernel of each ceiling to compute. If another visit
+    (one measurement) of the winner was clearly faster than the ceiling (``has_faster_visit``), mark the interval of the
+    ceiling as unknown by setting ``low`` to 0.
     """
     rows = list(rows)
     ceilings: dict[tuple[Problem, str], Ceiling] = {}
@@ -266,9 +266,9 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     another run is expected.
 
     The rate is the median of the rounds. In regimes that report a mean, such as sustained, the rate is total work
-    divided by total time. The interval is computed from the calibration (how much equal runs differ) that the rounds
-    recorded. Logs converted from an older version of mamf have no calibration, so their rate is the median, and the
-    interval is computed from the sorted rates of the rounds.
+    divided by total time. The interval is computed from the calibration (how much repeated runs differ) that the
+    rounds recorded. Logs converted from an older version of mamf have no calibration, so their rate is the median, and
+    the interval is computed from the sorted rates of the rounds.
     """
     repeatability = find_median_repeatability(rounds)
     if repeatability is None:
@@ -291,8 +291,8 @@ def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertai
 
 
 def choose_repeatability(rounds: Sequence[Measurement]) -> Repeatability:
-    """Return the calibration (how much equal runs differ) that the rounds recorded or, if they recorded none, the
-    current calibration of their regime.
+    """Return the calibration (how much repeated runs differ) that the rounds recorded or, if they recorded none,
+    the current calibration of their regime.
     """
     return find_median_repeatability(rounds) or look_up_repeatability("", rounds[0].regime, rounds[0].problem)
 
@@ -308,10 +308,11 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """Return the calibration (how much equal runs differ) with the median run-to-run error among those that the rounds
-    recorded. Return None if the rounds recorded no calibration.
+    """Return the recorded calibration (how much repeated runs differ) with the median run-to-run error. Return None
+    if the rounds recorded no calibration.
 
-    If the speed of a kernel varies between runs, most rounds record a large error, so the median error is large too.
+    Rounds may have recorded different calibrations. If the speed of a kernel varies between runs, most rounds record a
+    large error, so the median error is large too.
     """
     repeatabilities = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return repeatabilities[len(repeatabilities) // 2] if repeatabilities else None

@@ -284,7 +284,7 @@ def _end_run_when_parent_ends() -> None:
 
 
 def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
-    """Measure the shapes of this process, one of those that torchrun or srun started. Return the exit code."""
+    """Measure this process's part of the shapes, for a run that torchrun or srun started. Return the exit code."""
     place, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
@@ -314,7 +314,7 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
 
 def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) -> list[int]:
     """Return the sorted indices of the requested devices. Raises UnavailableError if a device does not exist, and
-    UsageError if RANK_DEVICES is among the indices.
+    UsageError for RANK_DEVICES (``--devices ranks``), which is not an index.
     """
     if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: give indices of devices, or 'all'")

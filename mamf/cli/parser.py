@@ -189,7 +189,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error message of argparse in one line, and exit. For an invalid choice, suggest the nearest valid
-        one. For an unknown command, do not list all commands, as argparse does.
+        one. For an unknown command, argparse would list all commands; this method does not.
         """
         if invalid := _INVALID_CHOICE_PATTERN.search(message):
             similar = difflib.get_close_matches(invalid[1], re.findall(r"[\w.-]+", invalid[2]), n=1)

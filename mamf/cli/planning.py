@@ -130,8 +130,8 @@ def _add_parameter_option(
     takes_several_values: bool = False,
     default: Sequence[Any] | None = None,
 ) -> None:
-    """Add the option of one parameter of an operation. ``dest_prefix``: the beginning of the name (``dest``) that
-    argparse gives to the option, ``size`` or ``field``.
+    """Add the option of one parameter of an operation. ``dest_prefix``: ``size`` or ``field``, the prefix of the name
+    (``dest``) under which argparse stores the value of the option.
     """
     option, dest = parameter.option, f"{dest_prefix}_{parameter.name}"
     default_text = " ".join(map(str, default)) if default else parameter.default
@@ -227,8 +227,8 @@ def _yield_given_parameters(
 ) -> Iterator[tuple[str, Sequence[Any]]]:
     """Yield the name and the values of each parameter that the options set. Raises UsageError for an empty range.
 
-    ``dest_prefix``: the beginning of the name (``dest``) that argparse gives to the option of each parameter, ``size``
-    or ``field``.
+    ``dest_prefix``: ``size`` or ``field``, the prefix of the name (``dest``) under which argparse stores the value of
+    each parameter.
     """
     for parameter in parameters:
         dest = f"{dest_prefix}_{parameter.name}"

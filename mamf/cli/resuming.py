@@ -195,7 +195,7 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
 
 
 def _may_be_typed(options: argparse.Namespace, option: str) -> bool:
-    """Return False if the user did not type an option. Several options may set shapes."""
+    """Return whether the user may have typed an option. Always True for shapes, which several options set."""
     names = {prefix + option.replace("-", "_") for prefix in ("", "field_")} & vars(options).keys()
     return option == "shapes" or not names or bool(names & options.given_names)
 

@@ -258,7 +258,8 @@ class Session:
         if self.options.dry_run:
             self.print_plan()
             return 0
-        # If a run was killed after its last row, its log has all rows but is not complete: write the summary now.
+        # If the resumed log is complete, only print the report. If a run was killed after its last row, its log has all
+        # rows but no summary. In this case continue, so that the code below writes the summary.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             return self.choose_exit_code(self.print_report(self.resumed_log))
         exit_code, run = self._measure_rows(), self.measured_run

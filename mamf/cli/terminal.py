@@ -128,7 +128,7 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     """Print a report in the format of --format."""
     from mamf.report.formats import FORMATTERS
 
-    # Pass None as the width, which shows all columns of tables, with --wide or if the report goes to a pipe or a file.
+    # With --wide, or if the report goes to a pipe or a file, pass None as the width, so that tables show all columns.
     print_lines(
         FORMATTERS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns())
     )

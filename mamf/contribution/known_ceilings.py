@@ -1,9 +1,9 @@
 """Find the highest known matmul rate of a device, always with its source, for ``mamf.peak``.
 
 For a device in this machine the sources are, in this order: a ceiling measured on the device, a ceiling that someone
-contributed for a device with the same name, build and power limit, and the dense peak in the datasheet. For a device
-that the caller names, the sources are contributed ceilings, figures that other people published, and the datasheet.
-mamf never falls back to the rate of another device.
+contributed for a device with the same name, number of compute units and power limit, and the dense peak in the
+datasheet. For a device that the caller names, the sources are contributed ceilings, figures that other people
+published, and the datasheet. mamf never falls back to the rate of another device.
 
 The published figures are in ``results/published``. This project has not checked them and never ranks them with measured
 rates. The package ships the highest figure for each listed device and dtype in published.csv, which

@@ -56,9 +56,9 @@ _RATE_ROUNDING_SHARE = 1.1e-5
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# The maximum relative error of a verified result, for exact and for approximate kernels. No kernel allows more.
+# The maximum relative error of a verified result, for exact and for approximate kernels. No tolerance is higher.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
-# The limits of power as a share of the power limit. In logs, cards under load have shares of 0.2 to 1.1.
+# The measured power must be between these shares of the card's power limit. Logs have shares of 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
 _MAX_CLOCK_SHARE = 1.02
 #: Two rows with fewer samples than this may have equal samples by chance, because logs round to nanoseconds.
@@ -256,8 +256,8 @@ def check_dates(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
-    """Find private texts in a record. mamf removes private texts from its logs, so those in the record come from an
-    older version of mamf or were added later.
+    """Find private texts, such as host names, user names and paths, in a record. mamf removes them from its logs, so
+    any that remain come from an older version of mamf or were added later.
     """
     clean = scrub_record(record)
     if clean != record:
@@ -285,8 +285,8 @@ def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 
 
 def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Recompute the work, the rates and the share of used compute cycles of each row, and find values in the log that
-    differ.
+    """Recompute the work, the rates and ``cycles_used`` (the share of all compute units' cycles that the rate needs)
+    of each row, and find values in the log that differ.
 
     Intervals are not checked, because mamf computes them again whenever it reads a log.
     """

@@ -45,7 +45,7 @@ EXAMPLES = """examples:
 def add_options(parser: CommandParser) -> None:
     name = find_option_value("--operation", parser.command_words)
     operation = _choose_operation(name, find_option_value("--preset", parser.command_words))
-    # Without --operation, accept presets of the operation decode too. Such a preset selects this operation.
+    # Without --operation, also accept the presets of the operation decode. Such a preset selects decode.
     accepts_decode_presets = name is None and isinstance(operation, AttentionOperation)
     add_operation_options(
         parser, operation, other_presets=DecodeOperation().list_presets() if accepts_decode_presets else ()

@@ -86,7 +86,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     raise KeyboardInterrupt from None
                 warn(str(error))
                 skip_reasons[name] = str(error)
-                # A missing picture does not change the exit code, because the summary is useful without it.
+                # A missing chart does not change the exit code, because the summary is useful without the chart.
                 exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code
         commands.record_step_with_nsys()
     except KeyboardInterrupt:

@@ -82,7 +82,9 @@ def _make_peak_document(options: argparse.Namespace) -> Document:
 
 
 def _describe_source(rate: Rate) -> str:
-    """Describe the source of a rate, with the tier of its evidence unless this is a complete log."""
+    """Describe the source of a rate. If the rate does not come from the log of a complete run, also give its tier,
+    which says how far it can be trusted.
+    """
     if rate.tier.startswith(rate.source):
         return rate.tier
     return rate.source if rate.tier == "complete" else f"{rate.source}, {rate.tier}"

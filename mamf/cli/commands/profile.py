@@ -245,7 +245,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
             _write_and_print_profile(options, Path(program.name).name, profile)
         is_written = True
         if os.getpid() == process_id:
-            # Remove the folder now, because the script may end by os._exit.
+            # Remove the folder now: the script may call os._exit, which skips any later cleanup.
             shutil.rmtree(temporary_folder, ignore_errors=True)
         else:
             printed_marker.touch()

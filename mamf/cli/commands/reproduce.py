@@ -61,7 +61,8 @@ docs/reproducing.md says how mamf decides whether a figure holds.
 _MAX_CLAIM_CHARACTERS = 500
 _CLAIM_FORM = "RATE TFLOPS KERNEL SHAPE FIELDS, such as 1613 TFLOPS flash-attn-4 b1h16q16384d128c fwd"
 _CLAIMED_RATE_PATTERN = re.compile(r"\d{1,9}(?:\.(\d{1,9}))?", re.ASCII)
-#: The units of a claim: the unit in which mamf stores the rate, and the factor that converts the claimed rate to it.
+#: For each unit that a claim may use: the unit in which mamf stores the rate, and the factor that converts the claimed
+#: rate to the stored unit.
 _STORED_UNITS: Mapping[str, tuple[str, float]] = {
     f"{prefix}{unit}": (f"T{unit}", factor)
     for unit in ("FLOPS", "B/s")

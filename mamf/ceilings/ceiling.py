@@ -452,9 +452,16 @@ def require_known_interval(ceiling: Ceiling) -> None:
 
 def require_usable_ceiling(ceiling: Ceiling, backend: Backend) -> None:
     """Raise IncomparableError if the interval of a ceiling is unknown, or if the card of ``backend`` is not the card on
-    which the ceiling was measured. Cards of one model differ by several percent.
+    which the ceiling was measured.
     """
     require_known_interval(ceiling)
+    require_ceiling_of_card(ceiling, backend)
+
+
+def require_ceiling_of_card(ceiling: Ceiling, backend: Backend) -> None:
+    """Raise IncomparableError if the card of ``backend`` is not the card on which the ceiling was measured, because
+    cards of one model differ by several percent.
+    """
     info = backend.info
     if ceiling.device != info.name or (
         ceiling.uuid_hash is not None and info.uuid_hash is not None and ceiling.uuid_hash != info.uuid_hash

@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from mamf.backend import Backend
-from mamf.ceilings.ceiling import Ceiling, Ceilings, require_usable_ceiling
+from mamf.ceilings.ceiling import Ceiling, Ceilings, require_ceiling_of_card, require_known_interval
 from mamf.ceilings.roof import (
     READ_BANDWIDTH_KEY,
     READ_PATTERN,
@@ -59,10 +59,11 @@ def read_given_ceilings(
 ) -> dict[tuple[str, str], Ceiling]:
     """Read the ceilings in the logs of ``--ceiling``, and return them by dtype (or READ_BANDWIDTH_KEY) and regime.
 
-    Raises UsageError if a log has no ceiling or if one of ``needed_ceilings`` is missing, and IncomparableError if a
-    ceiling is from another card than ``backend``.
+    Raises UsageError if a log has no ceiling or if one of ``needed_ceilings`` is missing. Raises IncomparableError if a
+    ceiling is from another card than ``backend``, or if the interval of a needed ceiling is unknown.
     """
     ceilings_by_key: dict[tuple[str, str], Ceiling] = {}
+    noisy_ceilings_by_key: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling or ():
         log = read_run_log(path)
         ceilings_of_log = {**log.matmul_ceilings, **find_read_bandwidths(log, backend.info.cache_bytes)}
@@ -71,11 +72,13 @@ def read_given_ceilings(
                 f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
                 f"--pattern read' with arrays at least {MIN_ARRAYS_TO_CACHE_RATIO} times as large as the cache"
             )
-        for ceiling in ceilings_of_log.values():
-            require_usable_ceiling(ceiling, backend)
-        ceilings_by_key |= ceilings_of_log
+        for key, ceiling in ceilings_of_log.items():
+            require_ceiling_of_card(ceiling, backend)
+            (ceilings_by_key if ceiling.interval.is_known else noisy_ceilings_by_key)[key] = ceiling
     for name, regime in needed_ceilings if options.ceiling else ():
         if find_rate(ceilings_by_key, name, regime) is None:
+            if noisy_ceiling := find_rate(noisy_ceilings_by_key, name, regime):
+                require_known_interval(noisy_ceiling)
             raise UsageError(
                 f"--ceiling {' '.join(map(str, options.ceiling))} has no {name} {regime} ceiling: add a log that has "
                 "one"

@@ -36,8 +36,8 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
     """Read the ceilings from the logs of ``--ceiling``, and return the roofs: the highest rates that these compute and
     bandwidth ceilings allow. Return None if the option is not given.
 
-    Raises UsageError if the logs have no ceiling, and IncomparableError if they are from several cards or if the
-    interval of a ceiling is unknown.
+    Leave out ceilings of matmuls whose interval is unknown if the log has others. Raises UsageError if the logs have no
+    ceiling, and IncomparableError if they are from several cards or if the interval of a needed ceiling is unknown.
     """
     from mamf.ceilings.ceiling import require_known_interval
     from mamf.logs.roofs import build_roofs_from_logs, find_read_bandwidths
@@ -45,6 +45,8 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
     logs = [*map(read_log, options.ceiling or ())]
     for log in logs:
         bandwidths = find_read_bandwidths(log, log.header["device"]["cache_bytes"])
+        known = {key: each for key, each in log.matmul_ceilings.items() if each.interval.is_known}
+        log.matmul_ceilings = known or log.matmul_ceilings
         for ceiling in (*log.matmul_ceilings.values(), *log.other_ceilings.values(), *bandwidths.values()):
             require_known_interval(ceiling)
     return build_roofs_from_logs(logs) if logs else None

@@ -173,6 +173,8 @@ def parse_duration(text: str) -> float:
     """Parse a duration such as ``90``, ``90s``, ``5m`` or ``1.5h``, and return it in seconds."""
     match = _DURATION_PATTERN.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
+    if match and not seconds:
+        raise UsageError(f"a duration must be above 0, not {shorten_value(text)}")
     if not 0 < seconds < math.inf:
         raise UsageError(
             f"{shorten_value(text)!r} is not a duration: write a number of seconds, or a number with s, m or h, "

@@ -278,11 +278,11 @@ class JudgedClaim:
 
     @property
     def verdict(self) -> str:
-        return (
-            NOT_MEASURED
-            if self.pair is None
-            else _CLAIM_VERDICT_BY_ROW_VERDICT[self.pair.decide_verdict(self.tolerance)]
-        )
+        if self.pair is None:
+            return NOT_MEASURED
+        if not self.claim.interval.is_known:
+            return UNDECIDED
+        return _CLAIM_VERDICT_BY_ROW_VERDICT[self.pair.decide_verdict(self.tolerance)]
 
     @property
     def used_cycle_shares(self) -> tuple[float | None, float | None]:
@@ -296,7 +296,7 @@ class JudgedClaim:
     @property
     def is_slower(self) -> bool:
         """Whether the kernel is certainly slower on this device than in the claim, and by more than the tolerance."""
-        return self.pair is not None and self.pair.is_regression(self.tolerance)
+        return self.pair is not None and self.claim.interval.is_known and self.pair.is_regression(self.tolerance)
 
 
 def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:

@@ -66,7 +66,7 @@ from mamf.report.imported import (
     make_side_by_side_document,
 )
 from mamf.report.page import CopyableCommand, Fact, Page, PagePart, Section
-from mamf.report.rows import select_ranked_rows
+from mamf.report.rows import describe_row_interval, select_ranked_rows
 from mamf.report.shares import (
     WRONG_CEILING_TEXT,
     ShareCalculator,
@@ -476,10 +476,9 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
 
 def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:
     interval, of_peak, is_median = row.rate_interval, shares.compute_peak_share(row), row.best_by == row.figure
-    _, factor = choose_unit(row.work.unit, [row.best_rate])
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
     notes = [
-        f"95 % repeat interval: {format_interval(interval, factor)}" if is_median else f"by {row.best_by}",
+        describe_row_interval(row) if is_median else f"by {row.best_by}",
         shares.describe_share(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",

@@ -11,6 +11,7 @@ from operator import attrgetter
 from statistics import fmean, geometric_mean, median
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import CONFIRM_PHASE, compute_card_drift
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
@@ -273,7 +274,8 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
     best, *_ = measured = [row for row in rows if row.ok]
     figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.best_by}) @ {best.shape} by {best.kernel}"
     yield f"best {make_group_title(best)}: {figure}, {describe_row_interval(best)}"
-    conditions = best.conditions
+    conditions, may_be_ceiling = best.conditions, get_operation(best.operation).may_be_ceiling
+    info = DeviceInfo(**shares.header["device"])
     details = [
         shares.describe_peak_share(best),
         shares.describe_share(best),
@@ -281,6 +283,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
         "" if best.device is None else describe_row_device(best),
+        "" if may_be_ceiling(info, best.problem, best.shape) else "its arrays may fit in the cache",
         # Leave out the remark about an unknown interval, because the line about the figure already says this.
         *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
     ]

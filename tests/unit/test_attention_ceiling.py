@@ -1,5 +1,6 @@
 """The ceiling that ``mamf attention`` searches for itself: within the budget, in the log, and going on when resumed."""
 
+import copy
 import json
 import os
 import signal
@@ -200,3 +201,15 @@ def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):
     log = read(tmp_path)
     assert len(compare(log, log).pairs) == STEPS
+
+
+@pytest.mark.parametrize(("regime", "code"), [("burst", 0), ("sustained", 2)])
+def test_only_a_needed_ceiling_must_have_a_known_interval(run, find_records, tmp_path, regime, code):
+    records = copy.deepcopy(find_records)
+    records[0]["device"] |= {"name": "Simulated H100", "uuid_hash": None}
+    for record in records:
+        if record["record"] == "ceiling" and record["regime"] == "sustained":
+            record["interval_tflops"][0] = 0.0
+    write(tmp_path / "find.jsonl", records)
+    ended = run("attention", *SIMULATED, *KERNEL, "--seq-lens", "1024", "--regime", regime, "--ceiling", "find.jsonl")
+    assert (ended[0], "the sustained ceiling is too noisy" in ended[2]) == (code, code == 2)

@@ -325,3 +325,13 @@ def test_an_address_that_does_not_answer_is_one_line(run, monkeypatch):
     monkeypatch.setattr(urllib.request, "urlopen", refused)
     code, _, err = run("reproduce", "https://example.org/sweep.jsonl", *DEVICE)
     assert (code, err) == (2, "mamf: cannot read https://example.org/sweep.jsonl: <urlopen error refused>\n")
+
+
+def test_a_claim_whose_interval_is_unknown_is_undecided(run, sweep):
+    sweep()
+    reproduced(run, "sweep.jsonl")
+    log = read_run_log("here.jsonl")
+    (claim, *_) = log.plan.options.claims
+    doubled = replace(claim, rate=2 * claim.rate, interval=Interval(1e-3, 3 * claim.rate, 0.95))
+    (judged,) = judge_claims(replace(log.plan.options, claims=(doubled,)), log.measurements)
+    assert (judged.verdict, judged.is_slower) == ("undecided", False)

@@ -128,7 +128,7 @@ class MatmulOperation(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         Parameter(
             "product",
             str,
-            "which matmul to measure for each layer of --preset: the forward pass, the gradient of the input, or the "
+            "which matmul of each layer in --preset to measure: the forward pass, the gradient of the input, or the "
             "gradient of the weight; also sets the layout",
             "forward",
             tuple(LAYOUT_BY_LAYER_PASS),

@@ -76,17 +76,18 @@ class DType:
     | bfloat16 | C, to 8 bits | 2 u, u = 3.9e-3: partial sums may be rounded to bfloat16 too | 8e-3 | 2.1e-3 |
     | float16 | C, to 11 bits | 2 u, u = 4.9e-4, as for bfloat16 | 1e-3 | 2.5e-4 |
     | tf32 | A and B, to 11 bits | truncated, a loss of up to 2^-10 each, 6.3e-4 on average | 1.5e-3 | 8.3e-4 |
-    | float32 | sums, u = 6e-8 | one after another: u sqrt(K / 6) = 6e-6 at K = 65536 | 1e-5 | 2.2e-6 |
+    | float32 | sums, u = 6e-8 | if added one by one, the error is u sqrt(K / 6) = 6e-6 at K = 65536 | 1e-5 | 2.2e-6 |
     | float64 | sums, u = 1.1e-16 | u sqrt(K / 6), as for float32: 1.2e-14 at K = 65536 | 1e-13 | 4.2e-15 |
-    | 8 and 4 bits | C, to bfloat16; products are exact | u = 4e-3, more than the 1e-3 of the sums | 4e-3 | 1.9e-3 |
+    | 8 and 4 bits | C, to bfloat16; products are exact | u = 4e-3; the sums have an error of 1e-3 | 4e-3 | 1.9e-3 |
     | int8 | nothing | sums fit into int32 | 0 | 0 |
 
     On an H200, the bfloat16 matmul 303x9048x11083 has an error of 3.5e-3 if partial sums are kept in bfloat16, which
     is torch's default, and of 1.7e-3 if they are kept in float32.
 
     The tolerances also detect arithmetic that is less precise than the dtype. Operands rounded to bfloat16 cause errors
-    of 2.1e-3 to 2.6e-3, more than the tolerances of float16 and tf32. Arithmetic in tf32 causes an error of 3e-4, more
-    than the tolerance of float32. Arithmetic in float32 causes an error of 1e-7, more than the tolerance of float64.
+    of 2.1e-3 to 2.6e-3, more than the tolerances of float16 and tf32. Arithmetic in tf32 causes an error of 3e-4 if the
+    operands are rounded, and a larger one if they are truncated. Both exceed the tolerance of float32. Arithmetic in
+    float32 causes an error of 1e-7, more than the tolerance of float64.
     """
 
     name: str

@@ -61,7 +61,7 @@ def write_file_atomically(path: Path, content: FileContent) -> None:
 
 
 def create_file_atomically(path: Path, content: FileContent, may_add_number_to_name: bool = False) -> Path:
-    """Create a file that never exists with partial content, and return its path.
+    """Create a file atomically, so that no reader ever sees it with partial content, and return its path.
 
     If a file of this name exists, raise UsageError or, if ``may_add_number_to_name``, use the first free name of
     ``yield_numbered_paths``. Raises the same errors as ``write_file_atomically``.

@@ -280,8 +280,8 @@ def make_kernel_columns() -> list[Column[ResultRate]]:
     ]
 
 
-#: The columns of the table of mamf-finder figures. A row of the table is the run, the path of its log, and the name of
-#: the statistic.
+#: The columns of the table of rates from logs of mamf-finder, the tool that preceded mamf. A row of the table is a
+#: tuple: the run, the path of its log, and the name of the statistic.
 _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
     make_text_column("dtype", lambda row: row[0].dtype or "unknown"),
     make_text_column("version", lambda row: f"mamf-finder {row[0].version or 'of unknown version'}"),
@@ -302,9 +302,10 @@ _MAX_SHIPPED_SHAPES = 6
 
 
 def make_contributed_csv(collection: ResultsCollection) -> str:
-    """Return the CSV file of contributed ceilings: the best one for each device, build, power limit, dtype and regime.
+    """Return the CSV file of contributed ceilings: the best one for each build of a device, dtype and regime. A build
+    is a number of compute units and a power limit.
 
-    It has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
+    The file has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
     """
     rates = split_confirmed(collection.select_rates_of_table(MATMUL_TABLE), collection.submitters)[0]
     # Leave out CPUs: virtual machines give CPUs of different speed the same name, so rates of one CPU say nothing about

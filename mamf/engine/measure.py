@@ -21,7 +21,8 @@ from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
 from mamf.plausibility import compute_cycles_used, explain_implausible_row, separate_impossible_samples
 from mamf.statistics import compute_mean_or_median, compute_median_ignoring_none, find_two_levels, summarize_samples
 
-#: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row.
+#: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row. The true
+#: clock is the frequency at which the compute units really run. The driver may report a different one.
 ShouldMeasureClock = Callable[[float], bool]
 
 
@@ -144,7 +145,8 @@ class _RowMeasurement:
             # Compile, tune and verify before any timed launch.
             launch_seconds = checked.warm_up_and_verify(backend)
             if kernel.must_fit_in_burst and self.regime.explain_why_too_long(launch_seconds):
-                # Time more launches: the first one may have compiled, and the compiler may still use the host.
+                # Time more launches: the first one may have included compilation, and threads of the compiler may still
+                # keep the host busy.
                 launch_seconds = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_PER_TIME_ESTIMATE))
                 if reason := self.regime.explain_why_too_long(launch_seconds):
                     return self.make_row("unsupported", reason)
@@ -258,9 +260,9 @@ def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, n
     """Return whether a resumed run must measure a row again, because the time budget ended (at ``deadline``) before the
     row was complete.
 
-    In the sustained regime, a row is complete if its launches took at least the duration of one visit. In other
-    regimes, a row is complete if it has enough samples. Verification does not count, because only the timed launches
-    give samples.
+    In the sustained regime, a row is complete if its launches took at least as long as one visit (one measurement of a
+    kernel on a shape). In other regimes, a row is complete if it has enough samples. Verification does not count,
+    because only the timed launches give samples.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False

@@ -43,7 +43,8 @@ _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATIO
 # for three quarters of the reaction time.
 _TRAIN_SHARE_OF_REACTION, _RECOVERY_SHARE_OF_REACTION, _MIN_TRAIN_SECONDS, _MAX_TRAIN_SECONDS = 0.25, 0.75, 0.001, 0.1
 # The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZE_COUNT of
-# these sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which are in memory.
+# these sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which do not fit
+# in any cache.
 _COPIED_TOTAL_MIB = (1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 _COPY_LAUNCH_COUNT, _MIN_CACHED_SIZE_COUNT, _MIN_CACHE_SPEEDUP = 20, 2, 1.3
 

@@ -261,10 +261,11 @@ class Regime(ABC):
         ``launch_seconds`` each. In that case the kernel works in a queue that its end mark does not wait for.
 
         mamf measures the gap: the time from an end mark to a mark that waits for all queues. mamf uses the median of
-        several gaps, because another process may delay a few marks. A longer gap does not prove unseen work, because
-        creating streams also lengthens the gap (on an H100 to between 4 and 12 us). So if the gap is longer than before
-        the measurement, mamf measures _GAP_MEDIAN_COUNT groups of gaps without a launch, and compares the gap with the
-        largest median of these groups.
+        several gaps, because another process may delay a few marks. A long median does not prove unseen work, because
+        creating streams also lengthens gaps (on an H100 to between 4 and 12 us). So if the median clearly exceeds the
+        usual gap of an idle device, mamf measures _GAP_MEDIAN_COUNT groups of gaps on the idle device. It raises the
+        error only if the kernel's median also clearly exceeds the largest median of these groups, or exceeds the usual
+        gap by clearly more than _MAX_GAP_INCREASE_SECONDS.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gap_seconds or [0.0]),

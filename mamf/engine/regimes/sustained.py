@@ -84,8 +84,8 @@ class SustainedRegime(Regime):
     rotates_operands = True
     default_sweep_row_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0
-    # Limit a row to one visit of the minimum length, because the measurements of the ceiling's matmul before and after
-    # the row take time as well.
+    # Limit a row to one visit of the minimum length. mamf also measures the matmul that reached the ceiling, before and
+    # after each row, and these measurements take time as well.
     default_row_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
     #: A device has settled if a straight line through the launch times of its last ``settled_block_count`` blocks (at

@@ -80,7 +80,8 @@ class SearchSchedule:
     """The schedule of a search: when its phases end, as shares of the budget, and how much each phase measures. In a
     round, mamf measures each candidate (a shape and a kernel) once.
 
-    The phases of burst, if the search is for burst and sustained:
+    The ends of the phases of burst. A search without sustained scales these shares up, so that burst gets the whole
+    budget:
 
     - ``scout_end_share``: the end of measuring shapes of the coarse grid.
     - ``refine_end_share``: the end of measuring shapes near the fastest ones.

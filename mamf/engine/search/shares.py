@@ -1,4 +1,4 @@
-"""Find the ceilings (highest rates) of a device, then measure rows as shares of these ceilings."""
+"""Find the ceilings (highest rates) of a device, then measure rows and report their rates as shares of these."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MIN_BUDGET_SECONDS = 1e-9
 
 
 class SharesStrategy(RowsStrategy):
-    """A strategy that finds the ceilings of a device, then measures rows as shares of these ceilings.
+    """A strategy that finds the ceilings of a device, then measures rows and reports their rates as shares of these.
 
     - ``ceilings``: the known ceilings; the strategy adds those that it finds.
     - ``search_plans``: the plans of the searches for the ceilings that are not known yet.

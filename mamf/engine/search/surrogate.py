@@ -204,7 +204,7 @@ class Hyperparameters:
     - ``wave_length_scale``: the same distance between features that say how full the waves of tiles are.
     - ``asymmetry_share``: the share of variance that depends on whether M or N is larger.
     - ``pair_share``: the share of variance that is specific to a pair of M and N.
-    - ``noise_share``: the share of measurement noise.
+    - ``noise_share``: the variance of the measurement noise, as a share of the variance over shapes.
     - ``kernel_share``: the share of variance that is specific to a kernel; 0 if there is only one kernel.
     """
 
@@ -332,21 +332,23 @@ class CovarianceParts:
     def __init__(self, distances: FeatureDistances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
         self.distances = distances
         self.aspect_correlation = np.exp(-2 * distances.aspect_distances)
-        #: Returns the correlations (C candidates x P pairs of M and N) by how full the waves are, averaged over tile
-        #: sizes. The argument is the hyperparameter ``wave_length_scale``.
+        #: Returns the correlations (C candidates x P pairs of M and N) that follow from how similarly full the waves
+        #: are, averaged over tile sizes. The argument is the hyperparameter ``wave_length_scale``.
         self.correlate_by_waves: Callable[[float], Array] = functools.cache(
             lambda wave_length_scale: np.exp(distances.wave_distances * (-2 / wave_length_scale**2)).mean(axis=0)
         )
-        #: Returns the correlations (C x D candidates) by sizes, for the hyperparameter ``size_length_scale``.
+        #: Returns the correlations (C x D candidates) that follow from how close the sizes are. The argument is the
+        #: hyperparameter ``size_length_scale``.
         self.correlate_by_sizes: Callable[[float], Array] = correlate_by_sizes or functools.cache(
             lambda size_length_scale: np.exp(distances.size_distances * (-0.125 / size_length_scale**2))
         )
 
 
 def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
-    """Return the prior covariance of C candidates with D candidates. It has four terms: one by sizes, one by sizes and
-    by how full the waves of each tile size are, one that is asymmetric in M and N, and one for shapes with
-    equal M and N. Candidates with different kernels have a smaller covariance, and kernels differ by a constant.
+    """Return the prior covariance of C candidates with D candidates. It has four terms: one depends on the sizes,
+    one depends on the sizes and on how full the waves of each tile size are, one depends on whether M or N is larger,
+    and one applies only to shapes that have the same pair of M and N. Candidates with different kernels have a smaller
+    covariance, and kernels differ by a constant.
 
     For speed, the code works in place, because with thousands of candidates allocating memory takes as long as the
     arithmetic. Where possible it works on pairs of M and N, of which there are far fewer than shapes.

@@ -286,7 +286,7 @@ class OverlapStrategy:
     collective) that run at the same time.
 
     - ``kernel``: launches both workloads of a pair.
-    - ``pairs``: the problem and the shape of each pair. The problem may be that of any of the pair's four rows.
+    - ``pairs``: the problem and the shape of each pair. It may be the problem of any of its four rows.
     - ``row_seconds``: how long to measure each row. ``budget_seconds``: no pair begins after this time.
     - ``gather_from_ranks``: returns a list of the values that the ranks (processes, one per device) pass to it. All
       ranks follow the decisions of rank 0, and fail together.

@@ -86,7 +86,7 @@ class CollectiveProblem(CheckedProblem):
         """Return the send and receive buffers of a rank. ``sets`` is ignored, because all launches use the same
         buffers.
 
-        Several sets would not change the time, because the data to send always comes from memory, not from a cache.
+        Several sets would not change the time, because the links between the devices limit it, not the memory.
         """
         sent_elements, received_elements = self.count_buffer_elements(shape)
         return {

@@ -24,8 +24,8 @@ from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailab
 
 # The number of elements to verify in each part of a buffer.
 _SAMPLED_ELEMENT_COUNT = 256
-# An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. mamf computes
-# expected sums for at most this many doublings, after which the sums are infinite in float32.
+# An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. After this
+# many doublings the sums are certainly infinite in float32, so mamf computes expected sums for no more doublings.
 _MAX_DOUBLINGS = 500
 
 

@@ -4,8 +4,8 @@ The test multiplies by random vectors x of 1 and -1. Let E be the error of C, so
 residual r = C x - scale * A (B x) is equal to E x. It shows three things:
 
 - The error of C: the sum of r^2 over all rows, averaged over the vectors, estimates ||E||^2.
-- Wrong rows: in row i, |r| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2) (Hoeffding). So a large |r|
-  shows an error in that row, even an error that is too small to show in the norm of C.
+- Wrong rows: let E_i be row i of E. Then |r_i| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2)
+  (Hoeffding). So a large |r_i| shows an error in row i, even an error that is too small to show in the norm of C.
 - A wrong scale of C: the slope of a linear fit of C x to scale * A (B x) differs from 1.
 
 x is drawn with a random seed after the launch, so no kernel can predict it. The test uses only elementwise

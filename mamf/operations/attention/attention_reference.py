@@ -139,8 +139,8 @@ def judge_distance(
                 f"the {'output' if name == 'o' else 'gradient ' + name} is {1 + slope_error:.6g} times the reference; "
                 f"rounding changes this factor by at most {max_slope_error:.1g}"
             )
-    # Allow larger errors if there are few rows, because rounding errors average out only over many rows: gradients for
-    # 3 tokens have twice the relative error of gradients for many tokens.
+    # Allow larger errors if few rows are compared, because the relative error of few rows varies more: gradients for 3
+    # tokens can have twice the relative error of gradients for many tokens.
     few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_row_count)
     return Verdict(max_error / few_rows_factor, error_bound, reason=reason)
 

@@ -30,9 +30,9 @@ locate_tile = gluon.jit(triton_kernels.locate_tile.fn)
 
 @gluon.jit  # type: ignore[untyped-decorator]
 def load_operand_blocks(a, b, ring_buffer, tile_and_step_counts, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
-    """Load blocks of A and B into each stage of the ring buffer, as soon as both groups of warps have read the stage.
+    """Load blocks of A and B into the ring buffer. Load a stage again as soon as both groups of warps have read it.
 
-    A stage contains ``BLOCKS_PER_TILE`` blocks of A, which are all multiplied by the same block of B.
+    A stage contains one block of B, and the ``BLOCKS_PER_TILE`` blocks of A that are multiplied by this block.
     ``tile_and_step_counts``: the numbers of tiles along M and along N, and the number of blocks along K.
     """
     left, right, _, ready_barriers, free_barriers = ring_buffer

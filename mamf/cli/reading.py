@@ -39,17 +39,10 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
     Leave out ceilings of matmuls whose interval is unknown if the log has others. Raises UsageError if the logs have no
     ceiling, and IncomparableError if they are from several cards or if the interval of a needed ceiling is unknown.
     """
-    from mamf.ceilings.ceiling import require_known_interval
-    from mamf.logs.roofs import build_roofs_from_logs, find_read_bandwidths
+    from mamf.logs.roofs import build_roofs_from_logs
 
     logs = [*map(read_log, options.ceiling or ())]
-    for log in logs:
-        bandwidths = find_read_bandwidths(log, log.header["device"]["cache_bytes"])
-        known = {key: each for key, each in log.matmul_ceilings.items() if each.interval.is_known}
-        log.matmul_ceilings = known or log.matmul_ceilings
-        for ceiling in (*log.matmul_ceilings.values(), *log.other_ceilings.values(), *bandwidths.values()):
-            require_known_interval(ceiling)
-    return build_roofs_from_logs(logs) if logs else None
+    return build_roofs_from_logs(logs, needs_known_intervals=True) if logs else None
 
 
 @contextmanager

@@ -65,7 +65,7 @@ ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 # The verdict is UNDECIDED if the probability that both intervals contain the true rates is below this value. With three
 # samples per side, the probability is exactly this value.
 MIN_INTERVAL_COVERAGE = 0.5
-# The probability that two 95 % intervals both contain the true rates, minus a margin for rounding.
+# Two 95 % intervals both contain the true rates with a probability of at least 0.9. The value allows for rounding.
 _NOMINAL_COVERAGE = 0.9 - 1e-9
 # The confidence of the interval that must be within the tolerance for the verdict SAME. At 90 %, this is equivalent to
 # two one-sided tests at 5 % each.

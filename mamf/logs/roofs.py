@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import Ceiling, require_known_interval
 from mamf.ceilings.roof import MEMORY_LEVEL, READ_PATTERN, Roofs, build_roofs, find_memory_level, make_ceiling_key
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
@@ -46,22 +46,30 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
     return bandwidths_by_key
 
 
-def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False) -> Roofs:
+def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False, needs_known_intervals: bool = False) -> Roofs:
     """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
     several logs. A log without ceilings may have rows that read memory: their highest rate is the memory bandwidth.
 
+    If ``needs_known_intervals``, leave out ceilings of matmuls whose interval is unknown, unless a log has no others.
+
     Raises UsageError for a log without either, and IncomparableError for logs of several cards unless ``anyway`` is
-    true.
+    true. Also raises IncomparableError if ``needs_known_intervals`` and the interval of a remaining ceiling is unknown.
     """
     cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
     ceilings = list[Ceiling]()
     for log in logs:
-        confirmed_ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()]
+        matmul_ceilings = [*log.matmul_ceilings.values()]
+        if needs_known_intervals:
+            matmul_ceilings = [each for each in matmul_ceilings if each.interval.is_known] or matmul_ceilings
+        confirmed_ceilings = [*matmul_ceilings, *log.other_ceilings.values()]
         ceilings_of_log = confirmed_ceilings or list(find_read_bandwidths(log, cache_bytes).values())
         if not ceilings_of_log:
             raise UsageError(
                 f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf bandwidth --pattern read' or 'mamf "
                 "roofline' after --ceiling, and logs with the rows to compare before --ceiling"
             )
+        if needs_known_intervals:
+            for ceiling in ceilings_of_log:
+                require_known_interval(ceiling)
         ceilings += ceilings_of_log
     return build_roofs(ceilings, cache_bytes, anyway)

@@ -192,7 +192,8 @@ def add_logs_to_device(
             missing_results += _yield_missing_results(part, log)
         elif not reason:
             missing_results.append(f"there is no log of {part}")
-    # Leave out the missing results if the device failed, because the reason for the failure explains them.
+    # Leave out the missing results if the device failed, because the reason for the failure explains them. If the
+    # device is not at fault, keep the first missing result.
     if reason:
         failures, missing_results = (failures, missing_results[:1]) if is_faultless else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(missing_results))

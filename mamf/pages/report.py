@@ -3,154 +3,32 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
-from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, MamfWarning, RunLogError, UsageError
-from mamf.kinds.kind import ReportOptions, build_confirmed_roofs
-from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
 from mamf.logs.compare import compare
-from mamf.logs.legacy import FinderRun, read_legacy_or_none
-from mamf.logs.recording import PYTHON_COMMAND
-from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
-from mamf.logs.shared_runs import is_shared_folder, read_log_or_shared_run
-from mamf.measurement import IDLE_LABEL, Measurement
+from mamf.logs.run_log import RunLog
+from mamf.logs.shared_runs import is_shared_folder
 from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
 from mamf.node.report import make_node_chart, make_node_document
 from mamf.node.verdict import judge_devices
-from mamf.operations.unknown import get_operation, is_compute_roof
-from mamf.pages.conditions import format_start_time, make_conditions_blocks, make_name_value_table
-from mamf.plans import OVERLAP, VERIFY
-from mamf.profiling.classes import COMMUNICATION
-from mamf.profiling.counters.report import make_counters_document
-from mamf.profiling.log import (
-    describe_device,
-    describe_largest_classes,
-    find_rank_logs,
-    format_milliseconds,
-    get_rank_log_path,
-    make_profile_document,
-    make_ranks_document,
-    read_profile_or_none,
-    read_rank_logs,
+from mamf.pages.log_content import (
+    MAX_HEADLINE_FIGURES,
+    MAX_OPEN_PANELS,
+    LogContent,
+    make_profile_content,
+    read_log_content,
 )
-from mamf.profiling.profile import Profile
-from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow
-from mamf.report.charts.picture import Picture
+from mamf.profiling.log import find_rank_logs, get_rank_log_path, make_ranks_document, read_rank_logs
+from mamf.report.charts.bars import RangeChart, RangeRow
 from mamf.report.comparison import make_comparison_document
-from mamf.report.document import (
-    UNKNOWN_INTERVAL,
-    Answer,
-    Block,
-    Document,
-    Lines,
-    Table,
-    choose_unit,
-    describe_end,
-    describe_machine,
-    format_four_digits,
-    format_interval,
-    format_percent,
-    format_rate,
-    make_text_table,
-)
-from mamf.report.imported import (
-    make_compared_run,
-    make_finder_document,
-    make_side_by_side_chart,
-    make_side_by_side_document,
-)
-from mamf.report.page import CopyableCommand, Fact, Page, PagePart, Section
-from mamf.report.rows import describe_row_interval, select_ranked_rows
-from mamf.report.shares import (
-    WRONG_CEILING_TEXT,
-    ShareCalculator,
-    divide_by_peak,
-    make_ceiling_title,
-    make_problem_title_in_words,
-)
-from mamf.report.studies import compute_kept_rate_ranges
-from mamf.report.verification import yield_verdict_lines
-
-#: Maximum number of headline figures on a page, and of rows in a table.
-_MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
-#: A section with more tables or picture panels than these limits is collapsed until the reader clicks on it.
-_MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
-#: Headline figures come from rows that were measured on this kind of operand data, random numbers. Rows that were
-#: measured on other data only show how much the rate depends on the data.
-NORMAL_DATA = "normal"
-
-
-@dataclass(frozen=True)
-class HeadlineFigure:
-    """A headline figure of a log, with its interval and notes.
-
-    - ``unit``: the unit of ``point``.
-    - ``share_fact``: the figure as a share of a ceiling. If it is not None, the page shows it instead of the rate.
-    """
-
-    label: str
-    unit: str
-    point: RangePoint
-    notes: Sequence[str] = ()
-    share_fact: Fact | None = None
-
-    @property
-    def fact(self) -> Fact:
-        if self.share_fact:
-            return self.share_fact
-        unit, factor = choose_unit(self.unit, [self.point.value])
-        return Fact(self.label, format_four_digits(self.point.value * factor), unit, list(filter(None, self.notes)))
-
-
-@dataclass(frozen=True)
-class LogContent:
-    """The content of a page for one log.
-
-    - ``name``: identifies the log on the page.
-    - ``document``: the report of the log.
-    - ``figures``, ``facts``: headline figures that are rates, and headline figures that are not.
-    - ``verdict``, ``verdict_color``: the verdict of a verification, and its color on the page.
-    - ``condition_parts``: blocks about the device, the software and the settings.
-    - ``log``: the log of a run of mamf or mamf-finder, None for a profile.
-    """
-
-    name: str
-    title: str
-    intro_lines: Sequence[str]
-    document: Document
-    pictures: Sequence[Picture] = ()
-    figures: Sequence[HeadlineFigure] = ()
-    condition_parts: Sequence[PagePart] = ()
-    command: str = ""
-    log: RunLog | FinderRun | None = None
-    facts: Sequence[Fact] = ()
-    verdict: str = ""
-    verdict_color: str = ""
-
-    @property
-    def sections(self) -> list[Section]:
-        """The sections of the log: pictures, tables, conditions, and the command that repeats the run."""
-        # Limit the rows of tables to keep the page small. CSV and JSON of the log have all rows.
-        figures = [
-            replace(block, max_shown_rows=_MAX_TABLE_ROWS)
-            if isinstance(block, Table) and (block.max_shown_rows is None or block.max_shown_rows > _MAX_TABLE_ROWS)
-            else block
-            for block in self.document.visible_blocks
-        ]
-        is_short = sum(isinstance(block, Table) for block in figures) <= _MAX_OPEN_TABLES
-        panels = [panel for picture in self.pictures for row in picture.make_panel_rows() for panel in row if panel]
-        return [
-            Section("Pictures", self.pictures, is_open=len(panels) <= _MAX_OPEN_PANELS),
-            Section("Figures", figures, is_open=is_short),
-            Section("Conditions", self.condition_parts, is_open=is_short and len(panels) <= _MAX_OPEN_PANELS),
-            Section("Reproduce it", [CopyableCommand(self.command)] * (self.command not in ("", PYTHON_COMMAND))),
-        ]
+from mamf.report.document import Answer, Block, Lines, make_text_table
+from mamf.report.imported import make_compared_run, make_side_by_side_document
+from mamf.report.page import Fact, Page, PagePart, Section
 
 
 def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
@@ -158,16 +36,16 @@ def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
     return Section(heading, [part for section in sections for part in section.parts], is_open=False)
 
 
-# -- making pages ------------------------------------------------------------------------------------------------------
+def make_report_page(paths: Sequence[Path], track_logs: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> Page:
+    """Return a page for logs and folders. Raises RunLogError for an unreadable log, UsageError if there is no log.
 
-
-def make_report_page(paths: Sequence[Path]) -> Page:
-    """Return a page for logs and folders. Raises RunLogError for an unreadable log, UsageError if there is no log."""
+    ``track_logs``: a function that wraps the iteration over the logs, for example to show a progress bar.
+    """
     folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
     if len(paths) == len(folders) == 1:
-        return _make_folder_page(paths[0])
-    sources = [read_log_content(path) for path in paths if path not in folders]
-    return _make_page_of_contents(sources, [_make_folder_page(path) for path in folders])
+        return _make_folder_page(paths[0], track_logs)
+    sources = [read_log_content(path) for path in track_logs([path for path in paths if path not in folders])]
+    return _make_page_of_contents(sources, [_make_folder_page(path, track_logs) for path in folders])
 
 
 def _make_page_of_contents(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
@@ -182,7 +60,7 @@ def _make_page_of_contents(sources: Sequence[LogContent], pages: Sequence[Page])
     )
 
 
-def _make_folder_page(path: Path) -> Page:
+def _make_folder_page(path: Path, track_logs: Callable[[Sequence[Path]], Iterable[Path]]) -> Page:
     if is_node_folder(path):
         return _make_node_page(path)
     if find_rank_logs(path):
@@ -190,10 +68,10 @@ def _make_folder_page(path: Path) -> Page:
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
         raise UsageError(f"{path} has no logs: give a folder that has run logs, such as that of 'mamf node'")
-    return _make_page_of_contents(_read_readable_logs(logs), [])
+    return _make_page_of_contents(_read_readable_logs(track_logs(logs)), [])
 
 
-def _read_readable_logs(paths: Sequence[Path]) -> list[LogContent]:
+def _read_readable_logs(paths: Iterable[Path]) -> list[LogContent]:
     """Read logs. Warn of unreadable logs and skip them. Raises RunLogError if no log is readable."""
     contents, errors = [], []
     for path in paths:
@@ -238,16 +116,17 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _make_log_comparison(sources)
     sections = [
-        Section("Side by side", [*_make_side_by_side_charts(sources), *listed], len(sources) <= _MAX_OPEN_PANELS),
+        Section("Side by side", [*_make_side_by_side_charts(sources), *listed], len(sources) <= MAX_OPEN_PANELS),
         Section("Compared", compared),
         *(_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources),
         *(_join_sections(page.title, page.sections) for page in pages),
     ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
-    facts, intro_lines = [] if answers else list(_collect_facts(sources)), answers[1:]
-    if len(facts) > _MAX_HEADLINE_FIGURES:
-        facts = sorted(facts, key=lambda fact: "ceiling, " not in fact.label)
-        intro_lines = [f"the first {_MAX_HEADLINE_FIGURES} of {len(facts)} figures, ceilings first:"]
+    facts, intro_lines = [] if answers else _collect_facts(sources), answers[1:]
+    if len(facts) > MAX_HEADLINE_FIGURES:
+        facts = _choose_highest_facts(sources)
+        first = f", the first {MAX_HEADLINE_FIGURES} of {len(facts)}" if len(facts) > MAX_HEADLINE_FIGURES else ""
+        intro_lines = [f"the highest figure of each kind{first}, ceilings first:"]
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
     runs = f"{len(sources) + len(pages)} runs side by side"
     if len(sources) == 2 and not compared:
@@ -255,22 +134,37 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
         intro_lines,
-        facts[:_MAX_HEADLINE_FIGURES],
+        facts[:MAX_HEADLINE_FIGURES],
         verdict=answers[0] if answers else "",
         sections=sections,
     )
 
 
-def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log. Labels that would be equal begin with the device or the log."""
+def _collect_facts(sources: Sequence[LogContent]) -> list[Fact]:
+    """Return the headline figures of each log. Labels that would be equal begin with the device or the log."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):
         names = _shorten_log_names(sources) if len(set(titles)) < len(titles) else [""] * len(names)
-    for source, name in zip(sources, names, strict=True):
-        facts = source.facts or [figure.fact for figure in source.figures]
-        for fact in facts[: max(1, _MAX_HEADLINE_FIGURES // len(sources))]:
-            yield replace(fact, label=f"{name}: {fact.label}") if name else fact
+    return [
+        replace(fact, label=f"{name}: {fact.label}") if name else fact
+        for source, name in zip(sources, names, strict=True)
+        for fact in source.headline_facts[: max(1, MAX_HEADLINE_FIGURES // len(sources))]
+    ]
+
+
+def _choose_highest_facts(sources: Sequence[LogContent]) -> list[Fact]:
+    """Return the highest headline figure of each label, such as "burst ceiling, bfloat16", with a note that names its
+    device and log. Ceilings come first, then the labels that most logs have.
+    """
+    figures = [(figure, source) for source in sources for figure in source.figures]
+    highest_by_label: dict[str, Fact] = {}
+    for figure, source in sorted(figures, key=lambda each: -each[0].point.value):
+        note = f"{source.title.partition(': ')[0]}, {source.name}"
+        highest_by_label.setdefault(figure.label, replace(figure.fact, notes=[*figure.fact.notes, note]))
+    counts = Counter(figure.label for figure, _ in figures)
+    labels = sorted(highest_by_label, key=lambda label: ("ceiling, " not in label, -counts[label]))
+    return [*(highest_by_label[label] for label in labels), *(fact for source in sources for fact in source.facts)]
 
 
 def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
@@ -323,177 +217,3 @@ def _make_finder_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
         if len(shown) == 2:
             return make_side_by_side_document(*shown).visible_blocks
     return []
-
-
-# -- reading logs into the parts of a page -----------------------------------------------------------------------------
-
-
-def read_log_content(path: Path) -> LogContent:
-    """Read a log of any kind, or the folder of a run of several devices. Raises RunLogError for other files."""
-    if path.is_dir():
-        return make_run_log_content(read_log_or_shared_run(path))
-    if (imported := read_legacy_or_none(path)) is not None:
-        return make_finder_content(path.name, imported)
-    if (profiled := read_profile_or_none(path)) is not None:
-        return make_profile_content(path, *profiled)
-    return make_run_log_content(read_run_log(path))
-
-
-def make_finder_content(name: str, run: FinderRun) -> LogContent:
-    known = {**run.software, **run.device_properties}
-    figures = [
-        HeadlineFigure(
-            f"mamf-finder, best {statistic}",
-            "TFLOPS",
-            RangePoint(row.tflops[statistic], row.tflops[statistic], row.tflops[statistic]),
-            ["as printed by mamf-finder, without samples or checks", f"at {row.shape or 'an unknown shape'}"],
-        )
-        for statistic, row in run.best.items()
-    ]
-    return LogContent(
-        name,
-        f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
-        [f"started {run.started}" if run.started else "the log does not say when it started"],
-        make_finder_document(run, _MAX_TABLE_ROWS),
-        [make_side_by_side_chart([make_compared_run(name, run)])] if any(row.shape for row in run.rows) else [],
-        figures[:_MAX_HEADLINE_FIGURES],
-        [make_name_value_table(known)] if known else [],
-        run.command or "",
-        run,
-    )
-
-
-def make_profile_content(path: Path, script: str, profile: Profile) -> LogContent:
-    """Collect the page content for a profile. ``path``: the path of its log. ``script``: the name of the profiled
-    script.
-    """
-    header = parse_record(next(read_lines(path)))
-    document = make_profile_document(script, profile, _MAX_TABLE_ROWS)
-    return LogContent(
-        path.name,
-        f"{document.title} on {describe_device(profile)}",
-        [describe_largest_classes(profile), format_start_time(header)],
-        document,
-        condition_parts=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
-        command=header["command"],
-        facts=_list_profile_facts(profile),
-    )
-
-
-def _list_profile_facts(profile: Profile) -> list[Fact]:
-    is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
-    took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
-    step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
-    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
-    figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
-    share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
-    costs = [row for row in profile.classes if row.name in (IDLE_LABEL, COMMUNICATION)]
-    return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
-
-
-def make_run_log_content(log: RunLog) -> LogContent:
-    header = log.header
-    document = (
-        make_counters_document(log)
-        if log.counter_records
-        else get_kind(log.plan).make_document(log, ReportOptions(max_rows=_MAX_TABLE_ROWS))
-    )
-    dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
-    verdict = next(yield_verdict_lines(log.measurements, log.tier == "interrupted")) if log.plan.kind == VERIFY else ""
-    left_noun = "ceiling" if get_kind(log.plan).has_ceilings else "measurement"
-    return LogContent(
-        log.path.name,
-        f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
-        [
-            describe_machine(header),
-            f"{format_start_time(header)}; {describe_end(log.summary, left_noun=left_noun)}",
-            *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
-        ],
-        document,
-        [] if log.counter_records else list(_make_pictures(log)),
-        [] if log.plan.kind in (OVERLAP, VERIFY) else list(_list_headline_figures(log)),
-        make_conditions_blocks(header),
-        header["command"],
-        log,
-        [
-            Fact(f"rate of {name} while both run, as a share of its rate alone", range_text, "%")
-            for name, range_text in compute_kept_rate_ranges(log.measurements).items()
-        ]
-        if log.plan.kind == OVERLAP
-        else [],
-        verdict,
-        "good" if verdict.startswith("verify PASSED") else "bad" if verdict.startswith("verify FAILED") else "",
-    )
-
-
-def _make_pictures(log: RunLog) -> Iterator[Picture]:
-    """Yield a picture of all regimes of a log, or one for each regime if the horizontal axis is the sequence length."""
-    regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
-    for regime in regimes if get_operation(log.plan.operation).chart == "lengths" else [None]:
-        with suppress(UsageError):  # raised if the log has no figures to draw
-            yield make_log_chart(log, regime)
-
-
-def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
-    """Return the ceilings that the run confirmed; if there are none, the best row of each problem and regime."""
-    ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()][:_MAX_HEADLINE_FIGURES]
-    if ceilings and log.plan.kind != "sweep":
-        return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings]
-    shares = ShareCalculator(log.header, log.matmul_ceilings, log.known_ceilings, build_confirmed_roofs(log))
-    return [_make_row_figure(row, shares) for row in _find_best_rows(log)]
-
-
-def _find_best_rows(log: RunLog) -> list[Measurement]:
-    """Return the best row of each problem and regime, on normal data if any row has normal data."""
-    best_rows: dict[tuple[Any, str], Measurement] = {}
-    rows = select_ranked_rows(row for row in log.measurements if row.operation == log.plan.operation)
-    for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
-        best_rows.setdefault((row.problem, row.regime), row)
-    return list(best_rows.values())[:_MAX_HEADLINE_FIGURES]
-
-
-def _has_normal_data(problem: Any) -> bool:
-    return getattr(problem, "data", NORMAL_DATA) == NORMAL_DATA
-
-
-def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> HeadlineFigure:
-    _, factor = choose_unit(ceiling.unit, [ceiling.rate])
-    share = divide_by_peak(ceiling.rate, ceiling.problem, header)
-    interval = ceiling.interval
-    low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
-    point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
-    # Leave the seed out of the title, so that ceilings of searches with different seeds share a row of the chart.
-    is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
-    notes = [
-        f"95 % repeat interval: {format_interval(ceiling.interval, factor)}",
-        f"{format_percent(share)} % of the datasheet" if share else "",
-        f"at {ceiling.shape} by {ceiling.kernel}",
-        compare_with_known_ceilings(ceiling, header["device"]),
-    ]
-    title = ceiling.dtype if is_plain else make_ceiling_title(ceiling)
-    return HeadlineFigure(f"{ceiling.regime} ceiling, {title}", ceiling.unit, point, notes)
-
-
-def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:
-    interval, of_peak, is_median = row.rate_interval, shares.compute_peak_share(row), row.best_by == row.figure
-    low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
-    notes = [
-        describe_row_interval(row) if is_median else f"by {row.best_by}",
-        shares.describe_share(row),
-        f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
-        f"at {row.shape} by {row.kernel}",
-        *shares.yield_share_remarks(row),
-    ]
-    point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    title = make_problem_title_in_words(row.regime, row.problem)
-    return HeadlineFigure(f"best {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes))
-
-
-def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
-    """Return the share of its ceiling that a row reaches, or None if it has no share or an impossibly high one."""
-    name, share = shares.find_limiting_share(row) if get_operation(row.operation).has_shares else ("", 0.0)
-    if not 0 < share <= MAX_SHARE_OF_CEILING:
-        return None
-    rest = [note for note in notes if note and note != shares.describe_share(row)]
-    rate = format_rate(row.best_rate, row.work.unit)
-    return Fact(f"{name} of the best {row.operation}, {title}", format_percent(share), "%", [rate, *rest])

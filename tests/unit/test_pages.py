@@ -14,8 +14,11 @@ import pytest
 
 from mamf.cli import main
 from mamf.errors import MamfWarning, RunLogError, UsageError
+from mamf.logs import run_log
+from mamf.logs.recording import read_plan_record
 from mamf.logs.run_log import read_run_log
-from mamf.pages.report import make_report_page, make_run_log_content
+from mamf.pages.log_content import make_run_log_content
+from mamf.pages.report import make_report_page
 from mamf.report.document import Answer
 from mamf.report.page import Page, Section, _load_template, render_page, sanitize_address
 
@@ -123,11 +126,17 @@ def test_without_matplotlib_the_command_warns_once(run, monkeypatch):
     assert code == 0 and err.count("the page has no pictures, because drawing needs matplotlib") == 1
 
 
-def test_a_page_of_many_logs_begins_with_ceilings_and_lists_the_logs_once():
+def test_a_page_of_many_logs_begins_with_the_highest_ceiling_of_each_dtype_and_regime():
     logs = [*sorted(H200.glob("attention-*.jsonl"))[:5], *sorted(H200.glob("find-bfloat16-*.jsonl"))[:8]]
     page = make_report_page(logs)
-    assert len(page.facts) == 6 and all("ceiling, " in fact.label for fact in page.facts)
-    assert list(page.intro_lines) == ["the first 6 of 13 figures, ceilings first:"]
+    labels = [fact.label for fact in page.facts]
+    assert labels[:2] == ["burst ceiling, bfloat16", "sustained ceiling, bfloat16"]
+    assert len(set(labels)) == len(labels) <= 6
+    rates = [log.ceilings["burst"].rate for log in map(read_run_log, logs) if "burst" in log.ceilings]
+    highest = page.facts[0]
+    assert len(rates) > 1 and float(highest.value) == pytest.approx(max(rates), abs=0.1)
+    assert highest.notes[-1] in [f"NVIDIA H200, {log.name}" for log in logs]
+    assert page.intro_lines[0].startswith("the highest figure of each kind")
     assert not any(section.is_open for section in page.sections if section.parts)
 
 
@@ -152,6 +161,27 @@ def test_a_log_of_mamf_finder_stands_beside_a_new_one():
     alone = render_page(make_report_page([old]))
     assert "as printed by mamf-finder, without samples or checks" in alone
     assert "mamf-finder.py" in alone
+
+
+def test_a_log_is_parsed_few_times_however_many_rows_it_has(monkeypatch):
+    parsed = []
+    monkeypatch.setattr(run_log, "read_plan_record", lambda plan: parsed.append(plan) or read_plan_record(plan))
+    make_report_page([H200 / "sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl"])
+    assert len(parsed) < 40
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [("notes.md", "notes.md, line 1: the line is not a JSON object"), ("empty", "empty has no logs")],
+)
+def test_inputs_are_checked_before_the_page_that_exists(run, path, reason):
+    Path("notes.md").write_text("# notes\n")
+    Path("empty").mkdir()
+    Path("report.html").touch()
+    code, _, err = run("report", path)
+    assert code == 2
+    assert reason in err
+    assert "report.html" not in err
 
 
 def test_a_folder_without_logs_is_refused(tmp_path):

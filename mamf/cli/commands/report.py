@@ -46,12 +46,11 @@ def run_with_options(options: argparse.Namespace) -> int:
 
     with ExitStack() as open_files, pause_garbage_collection():
         paths = [path if path.is_dir() else open_files.enter_context(yield_local_file(path)) for path in options.logs]
+        show_progress = partial(tqdm, file=sys.stderr, disable=None, leave=False)
+        content = make_report_page(paths, partial(show_progress, desc="reading", unit="log"))
         if options.output.exists() and not options.overwrite:
             raise make_file_exists_error(options.output)
-        page = render_page(
-            make_report_page(paths),
-            partial(tqdm, desc="drawing", unit="section", file=sys.stderr, disable=None, leave=False),
-        )
+        page = render_page(content, partial(show_progress, desc="drawing", unit="section"))
     (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)
     if NO_MATPLOTLIB_REASON in page:
         warn(f"the page has no pictures, because {NO_MATPLOTLIB_REASON}")

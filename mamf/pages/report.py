@@ -81,8 +81,8 @@ from mamf.report.verification import yield_verdict_lines
 _MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
 #: A section with more tables or picture panels than these limits is collapsed until the reader clicks on it.
 _MAX_OPEN_TABLES, _MAX_OPEN_PANELS = 8, 12
-#: Headline figures come from rows that were measured on this kind of operand data, random numbers. Rows that were
-#: measured on other data only show how much the rate depends on the data.
+#: Headline figures come from rows whose operands are normally distributed random numbers. Rows that were measured on
+#: other data only show how much the rate depends on the data.
 NORMAL_DATA = "normal"
 
 
@@ -262,7 +262,7 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> Iterator[Fact]:
-    """Yield the headline figures of each log. Labels that would be equal begin with the device or the log."""
+    """Yield the headline figures of each log. Labels name the device if all devices differ, the log if titles repeat."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):
@@ -282,7 +282,7 @@ def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
 
 
 def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]:
-    """Draw the headline figures that have the most frequent unit. Return an empty list if these are fewer than two."""
+    """Draw the headline figures in the most frequent unit. Return an empty list if only one figure has this unit."""
     names = zip(sources, _shorten_log_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     units = [figure.unit for _, _, figure in figures]
@@ -329,7 +329,7 @@ def _make_finder_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
 
 
 def read_log_content(path: Path) -> LogContent:
-    """Read a log of any kind, or the folder of a run of several devices. Raises RunLogError for other files."""
+    """Read a log of any kind, or a folder that a run on several devices wrote. Raises RunLogError for other files."""
     if path.is_dir():
         return make_run_log_content(read_log_or_shared_run(path))
     if (imported := read_legacy_or_none(path)) is not None:

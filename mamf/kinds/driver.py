@@ -78,7 +78,7 @@ class Run(RunSetup):
         self.kind = get_kind(self.plan)
         #: Problems of the machine that ``mamf doctor`` reports. The list is empty until the log is open.
         self.findings: list[Advice] = []
-        #: Reasons of failures that did not end the run.
+        #: The reasons for failures that did not end the run.
         self.failures: list[str] = []
         self.header: dict[str, Any] = self.resumed_log.log.header if self.resumed_log else {}
         self.summary: dict[str, Any] = {}
@@ -205,7 +205,7 @@ class Run(RunSetup):
         self.is_summary_written = True
 
     def build_log(self) -> RunLog:
-        """Return the log of this run, equal to what reading the file of the log would return."""
+        """Return the log of this run. It is equal to the RunLog that mamf would read from the log file."""
         log = RunLog(
             self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary or None
         )

@@ -32,9 +32,7 @@ MISSING_VALUE = "-"
 UNKNOWN_INTERVAL = "unknown"
 #: An interval is unknown if its half-width is above this share of the figure.
 MAX_KNOWN_HALF_WIDTH = 0.5
-UNKNOWN_INTERVAL_REASON = (
-    "the interval is unknown, because the samples scatter so much that a repeat may be more than 50 % off"
-)
+UNKNOWN_INTERVAL_REASON = "the interval is unknown, because the rate of another run may differ by more than 50 %"
 #: Blanks between two columns on a terminal.
 COLUMN_GAP = "  "
 

@@ -67,12 +67,12 @@ class Parameter:
     - ``name``, ``value_type``: the dataclass field and its type.
     - ``help``, ``default``: texts for the help; ``default`` may be empty.
     - ``choices``: the allowed values; empty for any. ``minimum``, ``maximum``: bounds of a whole number.
-    - ``keyword``: the name of its option and of its keyword in the API, if that differs from ``name``. It is a plural
-      if the option takes several values.
+    - ``keyword``: the name of the parameter's option, and of its keyword in the API, if it is not ``name``. For an
+      option that takes several values, this name is a plural.
     - ``metavar``: the placeholder of a value in help.
     - ``parse_text``: the function that converts text to a value; None: convert the text according to ``value_type``.
-    - ``has_range``: whether it also has an option ``--NAME-range START STOP STEP``.
-    - ``is_rare``: whether only --help-all shows its option.
+    - ``has_range``: whether the parameter also has an option ``--NAME-range START STOP STEP``.
+    - ``is_rare``: whether only --help-all shows the parameter's option.
     """
 
     name: str
@@ -176,7 +176,7 @@ class CheckedProblem:
 
 
 def yield_combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the values, by name. Raises UsageError if there are more than a run can measure."""
+    """Yield every combination of values, by name. Raises UsageError for more combinations than a run can measure."""
     require_rows_within_limit(*map(count_values, values.values()))
     return (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
 
@@ -467,8 +467,8 @@ _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128)
 
 
 def draw_sizes(chooser: random.Random, count: int, multiply_adds: range, fixed_product: int = 1) -> list[int]:
-    """Draw ``count`` random sizes of a shape, some of them aligned. Their product times ``fixed_product`` is the number
-    of multiply-adds of a launch, which is in the range ``multiply_adds``. If no attempt succeeds, return sizes of 1.
+    """Draw ``count`` random sizes of a shape. Their product times ``fixed_product`` is the number of multiply-adds of a
+    launch, which must be in the range ``multiply_adds``. If no attempt succeeds, return sizes of 1.
     """
     max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (multiply_adds[-1] / fixed_product) ** (1 / count)))
     for _ in range(_MAX_DRAW_ATTEMPTS):

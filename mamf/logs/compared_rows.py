@@ -54,8 +54,8 @@ _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
 # After a pause longer than _MAX_SHORT_PAUSE, the common shift of a run is _LONG_PAUSE_SHIFT_FACTOR times as large.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 # All rows of a run shift together. This common shift is calibrated with the 26 pairs of equal runs in results/. A t
-# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the tails of the differences of these pairs.
-# If equal runs differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their spread replaces it.
+# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the tails of the differences of these pairs. If
+# the runs of a side differ by more than _CONTRADICTION_FACTOR times this shift, mamf uses their spread instead.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 # The standard deviation, between runs, of the time in seconds that timing with device events adds to a measured time.
 _TIMER_DEVIATION_SECONDS = 2.8e-7

@@ -95,7 +95,7 @@ class SageAttention1(_SageAttention):
 class SageAttention2(_SageAttention):
     """The kernel of SageAttention 2, in CUDA, or in Triton on sm86.
 
-    The details of a launch contain the dtypes of its matmuls, because they depend on the card.
+    The details of a launch contain the dtypes of its matmuls, because these dtypes depend on the card.
     """
 
     name = "sage-2"

@@ -42,7 +42,7 @@ _CONFIGURATIONS_BY_ARCHITECTURE = {
 class QuackMatmul(TorchMatmul):
     """A matmul by quack in one configuration.
 
-    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising configuration.
+    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the default configuration.
     - ``architecture_major``: the major version of the device's architecture: 9 for Hopper, 10 for Blackwell.
 
     Each configuration takes seconds to compile, so a search tries this kernel only if the user names it.

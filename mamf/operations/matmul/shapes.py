@@ -307,8 +307,8 @@ class BaseMatmulProblem(CheckedProblem):
 
     @property
     def b_dtype(self) -> str:
-        """The dtype of B. It is the dtype of A, but float8_e4m3fn if A is float8_e5m2 (the dtype of gradients), because
-        no vendor supports two e5m2 operands.
+        """The dtype of B. If A is float8_e5m2 (the dtype of gradients), B is float8_e4m3fn, because no vendor supports
+        two e5m2 operands. Otherwise B has the dtype of A.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 

@@ -99,7 +99,7 @@ class CompiledTorchMm(TorchMm):
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # Do not write to C. Inductor would compute the result in a buffer of its own and then copy it to C.
+        # Do not write to C. Inductor would compute the result in a separate buffer and then copy the buffer to C.
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 

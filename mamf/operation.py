@@ -366,7 +366,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {}
 
     def list_identifying_fields(self, problem: ProblemT) -> Sequence[str]:
-        """Return ``name value`` for each field of a problem, but not for its dtype and for common data and seeds."""
+        """Return ``name value`` for each field of a problem. Omit the dtype, ``data`` if normal, and ``seed`` if 0."""
         omitted = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         record = self.make_problem_record(problem)
         return [f"{name} {value}" for name, value in record.items() if name not in omitted or omitted[name] != value]

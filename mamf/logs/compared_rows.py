@@ -59,7 +59,7 @@ _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
 # The standard deviation, between runs, of the time in seconds that timing with device events adds to a measured time.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
-# Degrees of freedom of the t distribution that fits row errors: in the sustained regime (True), and in all others.
+# Degrees of freedom of the t distribution that fits row errors. True: in the sustained regime. False: in all others.
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
 # A card's power controller has two states, in which sustained rates differ by 1.1 %. A rate may be off by half of this.
 _POWER_STATE_ERROR_SHARE = 0.0055

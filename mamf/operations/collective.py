@@ -63,7 +63,7 @@ class CollectiveProblem(CheckedProblem):
 
     def count_buffer_elements(self, shape: CollectiveShape) -> tuple[int, int]:
         """Return the number of elements in a rank's send buffer and the number in its receive buffer. Both are rounded
-        down so that a buffer can be divided into one equal part per rank.
+        down so that each rank's part has the same size.
         """
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
         total = part * self.ranks

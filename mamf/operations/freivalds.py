@@ -388,8 +388,8 @@ def verify_matmul_with_special_values(
         spacing = torch.finfo(c_row.dtype).tiny * torch.finfo(c_row.dtype).eps
         is_close = ((c_row.cpu().double() - exact).abs() <= problem.tolerance * exact.abs() + spacing).to(c.device)
         # A kernel may treat subnormal numbers as zero. So expect the value that the kernel computed if this value is
-        # correct or 0. Expect NaN in place of any other number, so that the comparison below fails.
-        c[subnormal_row] = torch.where(is_close | (c_row == 0), c_row, math.nan)
+        # correct or 0. Expect the exact value in place of any other value, so that the comparison below fails.
+        c[subnormal_row] = torch.where(is_close | (c_row == 0), c_row, exact.to(c_row))
         details["subnormal operands"] = "kept" if (c_row[c_row == c_row] != 0).any() else "flushed to zero"
     c[:, column] = math.nan
     return verify_special_value_output(output, expected, "an infinity, a NaN and a subnormal number", details)

@@ -5,9 +5,10 @@ This follows from the code of torch_tpu 0.2.0 (its wheel) and of torch_xla (pyto
 - An event of torch_tpu does not wait for kernels, but only for copies to the host that were queued before the event was
   recorded. So the elapsed_time of two events measures only the host. (In earlier releases, elapsed_time raises an
   error.)
-- torch.tpu.synchronize waits only for copies too, as its documentation says. A function that waits for all work exists,
-  but it is internal (torch_tpu._internal.sync).
-- torch_xla collects launches in a graph, which drops matmuls whose result is overwritten, and it has no events.
+- torch.tpu.synchronize also waits only for copies, as its documentation says. A function that waits for all work
+  exists, but it is internal (torch_tpu._internal.sync).
+- torch_xla has no events. It collects launches in a graph, and drops matmuls from the graph if another launch
+  overwrites their result.
 """
 
 from __future__ import annotations

@@ -49,10 +49,11 @@ class Work:
 #: The height and the width of a cell, in values. mamf divides an output matrix into square cells to report where its
 #: values are wrong.
 CELL_SIZE = 64
-# The tile sizes that mamf tries when it groups wrong cells of an output into tiles: (rows, columns) of cells, largest
-# first. mamf reports the period of wrong tiles only if at least 3 tiles are wrong, because any two tiles have a period.
-# It names at most 4 wrong tiles.
+# The sizes of tiles, in (rows, columns) of cells, that mamf tries when it groups the wrong cells of an output into
+# tiles. The largest size is first.
 _TILE_SIZES_IN_CELLS = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
+# mamf reports a regular distance (period) between wrong tiles only if at least _MIN_TILES_FOR_PERIOD tiles are wrong,
+# because two tiles always have a single distance. It lists the positions of at most _MAX_NAMED_TILES wrong tiles.
 _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
 
@@ -73,7 +74,7 @@ class WrongCells:
 
 def describe_wrong_cells(wrong: WrongCells) -> str:
     """Return one line about the wrong tiles of an output: their number, their size, the positions of the first tiles,
-    and the period with which wrong tiles repeat, if any.
+    and the regular distance between wrong tiles, if there is one.
     """
     cell_rows, cell_columns = -(-wrong.row_count // CELL_SIZE), -(-wrong.column_count // CELL_SIZE)
     fitting_sizes = (

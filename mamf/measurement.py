@@ -393,8 +393,8 @@ class Measurement(NotebookTable):
         return self.summary
 
 
-#: The source of a rate: ``measured`` on this device, ``contributed`` for its model, ``published`` by other people,
-#: listed in a ``datasheet``, or ``given`` on the command line.
+#: The source of a rate: ``measured`` on this device, ``contributed`` by a user who measured the same model of device,
+#: ``published`` by other people, listed in a ``datasheet``, or ``given`` on the command line.
 RateSource = Literal[PeakSource, "given"]
 #: The values of ``Rate.tier`` for published rates and for rates from a datasheet.
 PUBLISHED_TIER, DATASHEET_TIER = "published, not checked", "datasheet"

@@ -67,12 +67,12 @@ class Parameter:
     - ``name``, ``value_type``: the dataclass field and its type.
     - ``help``, ``default``: texts for the help; ``default`` may be empty.
     - ``choices``: the allowed values; empty for any. ``minimum``, ``maximum``: bounds of a whole number.
-    - ``keyword``: the name of its option and of its keyword in the API, if that differs from ``name``. It is a plural
-      if the option takes several values.
+    - ``keyword``: the name of the parameter's option, and of its keyword in the API, if it is not ``name``. For an
+      option that takes several values, this name is a plural.
     - ``metavar``: the placeholder of a value in help.
     - ``parse_text``: the function that converts text to a value; None: convert the text according to ``value_type``.
-    - ``has_range``: whether it also has an option ``--NAME-range START STOP STEP``.
-    - ``is_rare``: whether only --help-all shows its option.
+    - ``has_range``: whether the parameter also has an option ``--NAME-range START STOP STEP``.
+    - ``is_rare``: whether only --help-all shows the parameter's option.
     """
 
     name: str
@@ -94,7 +94,7 @@ class Parameter:
 
     @property
     def is_readable(self) -> bool:
-        """Whether a user can give values of this parameter as text."""
+        """Whether mamf can convert text to values of this parameter, so that it can be a command-line option."""
         return self.parse_text is not None or _drop_none_type(self.value_type) in _TEXT_PARSERS or bool(self.choices)
 
     def convert(self, text: str) -> Any:
@@ -176,13 +176,13 @@ class CheckedProblem:
 
 
 def yield_combinations(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    """Yield every combination of the values, by name. Raises UsageError if there are more than a run can measure."""
+    """Yield every combination of values, by name. Raises UsageError for more combinations than a run can measure."""
     require_rows_within_limit(*map(count_values, values.values()))
     return (dict(zip(values, combination, strict=True)) for combination in itertools.product(*values.values()))
 
 
 def parse_range(start: int, stop: int, step: int) -> range:
-    """Return the sizes from START up to, but not including, STOP. If START is 0, begin at STEP, because no size is 0.
+    """Return the sizes from ``start`` up to, but not including, ``stop``. If ``start`` is 0, begin at ``step``.
 
     Raises UsageError if the step is less than 1, the start is negative or the range is empty.
 
@@ -271,8 +271,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: Whether a sweep measures all kernels on each shape. If not, it measures one kernel, by default the usual kernel
     #: for the dtype, and uses the kernel's fastest algorithm for each shape.
     compares_kernels: ClassVar[bool] = True
-    #: Whether the highest measured rate of the operation is the compute limit of a device in rooflines. Reports then
-    #: show the rates of other operations as shares of this limit.
+    #: Whether rooflines use the highest measured rate of this operation as the compute limit of the device. Reports
+    #: then show the rates of other operations as shares of this limit.
     is_compute_roof: ClassVar[bool] = False
     #: Whether a run first searches for the highest matmul rate of the device. Reports then show the operation's rates
     #: as shares of that rate.
@@ -325,8 +325,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return [replace(shape, **chosen) for shape in default_shapes for chosen in yield_combinations(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a preset, updated with the values that the user gave (``given``). An operation may
-        override this method to adapt other fields of the preset to the given values.
+        """Return the fields of a preset, in which the values that the user gave (``given``) replace those of the
+        preset. An operation may override this method, for example to scale the other sizes in proportion.
         """
         return {**preset, **given}
 
@@ -339,8 +339,8 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return self.problem_type(**{**requested_fields, "dtype": dtype})  # type: ignore[no-any-return]
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any] | None:
-        """Draw a random problem for ``mamf verify``: the fields of the problem by name, and the shape as ``shape``.
-        ``terms``: how many multiply-adds a launch may have. Return None if the operation has no random problems.
+        """Draw a random problem for ``mamf verify``. Return its fields by name, and its shape as ``shape``; None if the
+        operation has no random problems. ``terms``: the allowed numbers of multiply-adds in a launch.
         """
         return None
 
@@ -366,7 +366,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return {}
 
     def list_identifying_fields(self, problem: ProblemT) -> Sequence[str]:
-        """Return texts for the fields that identify a problem, except the dtype and common values of data and seed."""
+        """Return ``name value`` for each field of a problem. Omit the dtype, ``data`` if normal, and ``seed`` if 0."""
         omitted = {"data": "normal", "seed": 0, "dtype": problem.dtype}
         record = self.make_problem_record(problem)
         return [f"{name} {value}" for name, value in record.items() if name not in omitted or omitted[name] != value]
@@ -460,14 +460,15 @@ def make_operation_plan(
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
-# A random size is at most _MAX_SIZE_RATIO times the size at which a shape with equal sizes has the maximum
-# multiply-adds. It is a multiple of one of _SIZE_MULTIPLES. Drawing stops after _MAX_DRAW_ATTEMPTS failed attempts.
+# Suppose that all sizes of a shape are equal, and that a launch of the shape has the maximum number of multiply-adds. A
+# random size is at most _MAX_SIZE_RATIO times the size in this shape, and a multiple of one of _SIZE_MULTIPLES. Drawing
+# stops after _MAX_DRAW_ATTEMPTS failed attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 
 def draw_sizes(chooser: random.Random, count: int, multiply_adds: range, fixed_product: int = 1) -> list[int]:
-    """Draw ``count`` random sizes of a shape, some of them aligned. Their product times ``fixed_product`` is the number
-    of multiply-adds of a launch, which is in the range ``multiply_adds``. If no attempt succeeds, return sizes of 1.
+    """Draw ``count`` random sizes of a shape. Their product times ``fixed_product`` is the number of multiply-adds of a
+    launch, which must be in the range ``multiply_adds``. If no attempt succeeds, return sizes of 1.
     """
     max_exponent = math.log2(max(2.0, _MAX_SIZE_RATIO * (multiply_adds[-1] / fixed_product) ** (1 / count)))
     for _ in range(_MAX_DRAW_ATTEMPTS):

@@ -35,9 +35,10 @@ _KNOWN_CLOCK_HEADROOM = 1.02
 # Allow rates up to 1.02 times the peak at the clock that was read during a measurement, and up to 1.10 times if the
 # clock may have fallen during it (see compute_max_flops_at_clock).
 READ_CLOCK_HEADROOM, FALLING_CLOCK_HEADROOM = 1.02, 1.10
-# Use the float32 peak as the bound of float64 if no float64 peak is listed, because no device is faster in float64.
+# If no float64 peak is listed, use the float32 peak as the upper limit, because no device is faster in float64.
 _BOUNDING_DTYPES = {"fp64": "fp32"}
-# The FLOP per cycle of a compute unit are a multiple of 16. Rounding in a datasheet may shift them by up to 0.5 %.
+# A compute unit does a multiple of 16 FLOP per cycle. A number that is computed from a datasheet may differ by 0.5 %,
+# because datasheets round.
 _FLOP_PER_CYCLE_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
 # Upper limits for any CPU core: the FLOP per cycle, by dtype, and the clock. Two 512-bit FMA units do 32 FLOP per cycle
 # in float64 and 64 in float32. Matrix units (Intel's AMX and Apple's) do up to 256 in float32, 4096 in int8 and 2048 in
@@ -190,10 +191,10 @@ def compute_max_flops_at_clock(
 
 
 def find_device_by_misspelled_name(device_name: str) -> str | None:
-    """Return the device of peaks.csv whose pattern matches a name only if case and repeated blanks are ignored.
+    """Return the device of peaks.csv that a probably misspelled name means.
 
-    The name is then probably a misspelled name of this device. Return None if a pattern matches the name as it is, or
-    if no pattern matches.
+    The device's pattern matches the name only if case and repeated spaces are ignored. Return None if a pattern matches
+    the name as it is, or if no pattern matches.
     """
     return (
         None
@@ -203,7 +204,7 @@ def find_device_by_misspelled_name(device_name: str) -> str | None:
 
 
 def find_device_by_name(device_name: str, *, must_name_suffice: bool = False) -> str | None:
-    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated blanks; None if no
+    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated spaces; None if no
     pattern matches, or for a shared card. ``must_name_suffice``: ignore devices for which mamf needs the number of
     compute units too, because other devices have the same name.
     """
@@ -267,7 +268,7 @@ def find_device_models(name: str) -> list[DeviceModel]:
     """Return the device models that a name may mean; several if it is ambiguous. Apply the first of these rules that
     finds a model:
 
-    1. The name equals a listed name, ignoring case, blanks and the vendor.
+    1. The name equals a listed name, ignoring case, spaces, punctuation and the vendor.
     2. The name contains a number, and all its words occur in the names of a model. If this is true of several models,
        return only the model whose words also occur in the names of all others (RTX 3090 rather than RTX 3090 Ti).
     3. The pattern of a model in peaks.csv matches the name.

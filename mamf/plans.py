@@ -50,10 +50,10 @@ def choose_regimes(
     return tuple(name for name in order or default if name in (requested or default))
 
 
-#: Kinds of runs. SWEEP measures given shapes, FIND searches for ceilings and confirms them, ROOFLINE measures compute
-#: and bandwidth ceilings for one log, EXPLAIN measures one matmul on several kinds of data, and GUARD compares rows
-#: with an earlier log. REPRODUCE measures claimed rates again, OVERLAP measures matmul at the same time as other work,
-#: and VERIFY checks the results of random problems.
+#: Kinds of runs. SWEEP measures given shapes, FIND searches for ceilings and confirms them, EXPLAIN measures one matmul
+#: on several kinds of data, and GUARD compares rows with an earlier log. REPRODUCE measures claimed rates again,
+#: OVERLAP measures matmul at the same time as other work, and VERIFY checks the results of random problems. ROOFLINE
+#: occurs only in old logs, which contain both compute and bandwidth ceilings.
 SWEEP, FIND, ROOFLINE, EXPLAIN, GUARD = "sweep", "find", "roofline", "explain", "guard"
 REPRODUCE, OVERLAP, VERIFY = "reproduce", "overlap", "verify"
 #: The value of ``phase`` in rows that were measured only to choose the fastest algorithm of a kernel.
@@ -70,7 +70,7 @@ DEFAULT_BUDGET_SECONDS = 57.0
 #: How many seconds a search for the ceilings of one dtype takes with --quick.
 QUICK_BUDGET_SECONDS = 13.2
 #: The seconds for which ``mamf node`` measures each device separately. The search for the ceiling gets half of this
-#: time. It needs a little more time than a search on a single device, because all devices share the host.
+#: time. This is more than QUICK_BUDGET_SECONDS, because searches are slower while all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
 #: The default of --budget, in seconds, for ``mamf verify``. Including the time to open the device, the command takes a
 #: minute.
@@ -179,7 +179,7 @@ class ReproduceOptions:
 
     - ``source``: the log or table that states the claims.
     - ``recorded``: the device and the software that the source states, as pairs of name and value.
-    - ``chosen_from``: the number of rows from which the claims were chosen, as the fastest ones.
+    - ``chosen_from``: the number of rates of which the claims are the fastest; 1 for ceilings and for rates in a text.
     - ``tolerance``: the relative difference up to which two rates count as equal.
     """
 
@@ -197,8 +197,8 @@ class VerifyOptions:
     - ``number``: verify only the problem with this number, counted from 1; 0 means to verify all problems in order.
     - ``operations``: the operations of the kernels.
 
-    The plan's own shape and problems are not run. The FLOP of the shape are the maximum for a random problem, and the
-    problems give the dtypes and the seed.
+    mamf does not run the shape and the problems of the plan. It only takes from them the maximum FLOP of a random
+    problem (the FLOP of the shape), the dtypes and the seed.
     """
 
     number: int = 0
@@ -213,7 +213,7 @@ class Plan:
     """All parameters of a run, stored in its log so that the run can be resumed. Raises UsageError for invalid values.
 
     - ``kernels``: the names by which the user requested kernels; ``package.module:Class`` for an unregistered kernel.
-    - ``precision``: mamf measures a row until the 95 % interval of its rate extends at most this share above and below.
+    - ``precision``: mamf measures a row until half the width of its 95 % interval is at most this share of the rate.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
     - ``clock``: the rows whose true clock is measured, one of CLOCK_CHOICES.

@@ -31,9 +31,11 @@ _POWER_LIMIT_REASON = "power cap"
 def separate_impossible_samples(
     samples: Sequence[float], amount: float, max_rate: float | None, timer_error_seconds: float = 0.0
 ) -> tuple[list[float], list[float]]:
-    """Split samples (seconds per launch) into possible and impossible ones. A sample is impossible if it is not
-    above 0, or if it is shorter, by more than the timer's error ``timer_error_seconds``, than a launch that does
-    ``amount`` FLOP or bytes at ``max_rate`` FLOP or bytes per second.
+    """Split samples (seconds per launch) into possible and impossible ones.
+
+    A launch of ``amount`` FLOP or bytes takes at least ``amount / max_rate`` seconds. A sample is impossible if it is
+    shorter than this by more than the timer's error, or if it is not above 0. If ``max_rate`` is None, only samples
+    that are not above 0 are impossible.
 
     Samples that are possible but much shorter than the median are kept, because on a busy machine the short samples are
     the correct ones.
@@ -71,8 +73,8 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
     it, so all readings may be of the lower clock.
     """
     conditions, dtype = row.conditions, row.problem.dtype
-    # Use the lower clock: in the burst regime, the true clock of the compute units is far below the clock that the
-    # sensors report.
+    # Use the lower one of the two clocks. In the burst regime, the true clock of the compute units is far below the
+    # clock that the sensors report.
     clock_hz = min(filter(None, (conditions.true_clock_hz, conditions.clock_hz)), default=None)
     is_steady = row.regime != CLASSIC and set(conditions.throttle_reasons) <= {_POWER_LIMIT_REASON}
     if row.work.unit != "TFLOPS" or not is_steady or not clock_hz or dtype not in DTYPES or not row.summary:
@@ -93,9 +95,9 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
     Call this only if the peak of the accelerator is not known. ``possible``: the samples that are not faster than the
     hardware allows, in seconds. A sample is suspect if it is far shorter than the median.
 
-    mamf does not drop suspect samples, because it cannot know which samples are correct. A row that is ranked by its
-    median or mean may have 10 % suspect samples. A row that is ranked by its fastest sample may have none. On a CPU,
-    the host's clock times launches and cannot miss one.
+    mamf does not drop suspect samples, because it cannot know which samples are correct. It accepts up to 10 % suspect
+    samples in a row that is ranked by its median or mean, and none in a row that is ranked by its fastest sample. On a
+    CPU, it accepts all samples, because the host's clock times launches and cannot miss one.
     """
     median_seconds = statistics.median(possible)
     suspect_count = sum(sample * _MIN_SUSPECT_SPEEDUP < median_seconds for sample in possible)

@@ -16,7 +16,7 @@ _NON_PRINTABLE_ASCII = re.compile(r"[^ -~]")
 _INVISIBLE_CATEGORIES = {"Cc", "Cf", "Cs", "Zl", "Zp"}
 
 #: Matches the beginning of a cell that a spreadsheet runs as a formula, by OWASP's rule against CSV injection.
-#: Full-width signs count too.
+#: The pattern includes the full-width forms of =, +, - and @.
 _FORMULA_START = re.compile(r"\s*[=+\-@\uff1d\uff0b\uff0d\uff20]")
 _PLAIN_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
@@ -114,8 +114,8 @@ def escape_markdown(text: str) -> str:
 
 
 def escape_markdown_line(text: str) -> str:
-    """Escape a text so that markdown shows it literally as a whole line. Also escape the beginning of the text if
-    markdown would read it as that of a heading, a list or another block.
+    """Escape a text so that markdown shows it literally as a whole line, and does not read it as a heading, a list item
+    or another block.
     """
     return (
         text

@@ -142,8 +142,8 @@ class TorchBackend(Backend):
         self.telemetry = self.open_telemetry()
         info = self.describe()
         self.info = replace(info, name=add_sharing_to_name(info.name, self.find_sharing()))
-        # The minimum number of bytes to flush. mamf may later measure a smaller cache (mamf.engine.traits), but the
-        # device may also have a larger cache that this measurement missed.
+        # Flush at least this many bytes. mamf may later measure the size of the cache (mamf.engine.traits), but this
+        # measurement may miss a second, larger cache.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _DEFAULT_FLUSH_BYTES
 
     def open_device(self) -> torch.device:

@@ -43,7 +43,7 @@ def warn(message: str) -> None:
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method of MeteredCallback: if it raises an error, warn, stop metering, and let the training continue.
 
-    Before the method named ``start_method`` has run, all other decorated methods do nothing.
+    While no training is metered, only the decorated method named ``start_method`` does anything: it starts metering.
     """
 
     @functools.wraps(hook)
@@ -221,7 +221,9 @@ class MeteredTraining:
         self.meter.step(tokens, flop, samples)
 
     def _compute_flop(self, batches: list[BatchSizes]) -> float:
-        """Return the FLOP of a step on this rank. The meter calls this after document lengths have reached the host."""
+        """Return the FLOP of a step on this rank. The meter calls this method after the step has ended on the device,
+        because the lengths of packed documents have been copied to the host by then.
+        """
         if not batches:
             return math.nan
         formula = self._formula
@@ -236,9 +238,8 @@ class MeteredTraining:
         return total / int(rank_count)
 
     def _interpolate_flop(self, elements: float, length: float) -> float:
-        """Interpolate the FLOP of a step between sequence lengths that torch counted. Return NaN if torch counted none.
-
-        ``elements``, ``length``: the result of ``_compute_element_count_and_length`` for this step.
+        """Interpolate the FLOP of a step with ``elements`` tokens (or other elements) and the mean sequence length
+        ``length``, from the steps for which torch has counted FLOP. Return NaN if there are no such steps.
         """
         points = sorted(self._counted_flop_per_token.items(), key=lambda point: abs(point[0] - length))[:2]
         if len(points) < 2:
@@ -265,8 +266,7 @@ class MeteredTraining:
 
 
 class GradientObserver:
-    """An observer of the first step of a partly frozen model, which finds the layers whose weights or inputs have
-    gradients.
+    """Watches the first step of a partly frozen model to find the layers whose weights or inputs have gradients.
 
     The gradient of a weight and the gradient of its input each take as many FLOP as the forward matmul. In a compiled
     model all inputs count as having gradients, because hooks on layers would make torch compile the model again.
@@ -302,7 +302,7 @@ class GradientObserver:
         if not layer_weights:  # The model is sharded: its layers contain no weights.
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
-        # The formula counts only the experts that a token uses, so scale the layers' weights to the formula's total.
+        # Scale the weight counts of layers to the formula's total, which includes only the experts that a token uses.
         scale = self._formula.weights / layer_weights
         scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
         trained_weights = sum(
@@ -426,7 +426,7 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
 
 
 def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
-    """Start to copy the bounds of packed documents, or the positions of their tokens, to the host. Return the copy."""
+    """Start copying document bounds or, without bounds, token positions to the host. Return (bounds, positions)."""
     # A tensor with one of these names contains 0 and then the end of each document that is packed into one sequence.
     names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
     bounds = next((fields[name] for name in names if _is_tensor(fields.get(name))), None)

@@ -3,9 +3,10 @@
 A token is multiplied with N weights. Each weight costs 2 FLOP forward and 4 backward, so a token costs 6 N FLOP (Kaplan
 et al. 2020, arXiv 2001.08361, section 2.1). Attention adds 12 L H Q T FLOP per token, for L layers, H heads, head
 dimension Q and sequence length T (Chowdhery et al. 2022, PaLM, arXiv 2204.02311, appendix B). The attention term counts
-all pairs of a query and a key, although a model with a causal mask needs only half of the pairs. Recomputation
-(activation checkpointing, the scores of a flash kernel) is not counted, because the model does not need it.
-architectures.ini says how to compute N from the configuration of each architecture.
+all pairs of a query and a key, although a model with a causal mask needs only half of the pairs. The formula does not
+count work that is done twice to save memory, such as activations that checkpointing recomputes and attention scores
+that a flash kernel recomputes in the backward pass. architectures.ini says how to compute N from the configuration of
+each architecture.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ModelFlops:
     - ``head_weights``: the number of weights in the output layer. They are part of ``weights``.
 
     For a partly frozen model: ``trained_share`` is the share of weights with gradients, ``input_share`` the share of
-    weights whose input has a gradient, and ``attention_share`` the share of layers that run attention backward.
+    weights whose input has a gradient, and ``attention_share`` the share of layers whose attention has a backward pass.
     """
 
     weights: int
@@ -71,8 +72,8 @@ class ModelFlops:
     def compute_flop_per_token(self, sequence_length: int, causal: bool = False) -> float:
         """Return the FLOP per token of a sequence, forward and backward.
 
-        ``causal``: whether to count only the half of attention that a causal mask leaves. For an encoder-decoder, the
-        result is the FLOP per input token if there are as many target tokens as input tokens.
+        ``causal``: whether to count only the half of attention that a causal mask leaves. For an encoder-decoder,
+        return the FLOP per input token, and assume that there are as many target tokens as input tokens.
         """
         if self.encoder is not None:
             return self.compute_flop(1, sequence_length, sequence_length, causal) / sequence_length

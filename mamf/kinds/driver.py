@@ -26,7 +26,13 @@ from mamf.logs.recording import (
 from mamf.logs.records import get_utc_time, make_ceiling_record, make_measurement_record
 from mamf.logs.run_log import RunLog, add_device_speeds, add_findings_to_header, add_record, add_sharing_to_header
 from mamf.logs.writer import RunLogWriter
-from mamf.machine.environment import describe_mamf_version, format_advice, run_machine_checks
+from mamf.machine.environment import (
+    CpuUse,
+    check_load_during_run,
+    describe_mamf_version,
+    format_advice,
+    run_machine_checks,
+)
 from mamf.measurement import Measurement
 from mamf.plans import ALGORITHM_PHASE
 
@@ -78,7 +84,7 @@ class Run(RunSetup):
         self.kind = get_kind(self.plan)
         #: Problems of the machine that ``mamf doctor`` reports. The list is empty until the log is open.
         self.findings: list[Advice] = []
-        #: Reasons of failures that did not end the run.
+        #: The reasons for failures that did not end the run.
         self.failures: list[str] = []
         self.header: dict[str, Any] = self.resumed_log.log.header if self.resumed_log else {}
         self.summary: dict[str, Any] = {}
@@ -86,6 +92,7 @@ class Run(RunSetup):
         self.is_summary_written = False
         self._rows_before_resume = list(self.rows)
         self._other_records: list[LogRecord] = []
+        self._cpu_use_at_start: CpuUse | None = None
 
     def is_result(self, row: Measurement) -> bool:
         """Return whether a row is a result of the run. Two kinds of rows are not results: measurements of the reference
@@ -119,6 +126,7 @@ class Run(RunSetup):
                 self.writer = open_contexts.enter_context(self._open_log())
             yield None
             start_time, seconds, is_idle = self.backend.now(), 0.0, False
+            self._cpu_use_at_start = CpuUse.read()
             status, reason = "interrupted", "by the caller"
             try:
                 for record in strategy.yield_results():
@@ -198,6 +206,9 @@ class Run(RunSetup):
             self.summary["measured_before_resume"] = earlier_summary["measured"]
         if is_idle:
             self.summary |= check_device_after_run(self.backend, self.rows)
+        if load_warnings := check_load_during_run(self.backend, self._cpu_use_at_start, CpuUse.read()):
+            self.summary["findings"] = list(map(format_advice, load_warnings))
+            add_findings_to_header(self.header, self.summary["findings"])
         for ceiling in ceilings.values():
             self._write_record(LogRecord("ceiling", make_ceiling_record(ceiling)))
         self._write_record(LogRecord("summary", {**self.summary, "time": get_utc_time()}))
@@ -205,7 +216,7 @@ class Run(RunSetup):
         self.is_summary_written = True
 
     def build_log(self) -> RunLog:
-        """Return the log of this run, equal to what reading the file of the log would return."""
+        """Return the log of this run. It is equal to the RunLog that mamf would read from the log file."""
         log = RunLog(
             self.writer.path, add_sharing_to_header(self.header, self.summary), self.rows, summary=self.summary or None
         )

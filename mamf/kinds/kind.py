@@ -46,8 +46,8 @@ class ReportOptions:
 
     - ``max_rows``: the maximum number of rows per table; None: no limit.
     - ``roofs``: ceilings that the report compares rows with; None: the ceilings in the log.
-    - ``baseline_kernel``: the name of the kernel relative to which the report shows speed-ups; None: eager, or the
-      slowest kernel if the log has no row of eager.
+    - ``baseline_kernel``: the name of the kernel with which the report compares the speed of the other kernels; None:
+      the kernel ``eager`` (plain PyTorch functions), or the slowest kernel if ``eager`` was not measured.
     """
 
     max_rows: int | None = None

@@ -65,7 +65,8 @@ ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 # The verdict is UNDECIDED if the probability that both intervals contain the true rates is below this value. With three
 # samples per side, the probability is exactly this value.
 MIN_INTERVAL_COVERAGE = 0.5
-# Two 95 % intervals both contain the true rates with a probability of at least 0.9. The value allows for rounding.
+# A comparison of two rows uses a 95 % interval of each rate. The probability that both intervals contain the true rates
+# is at least 1 - 0.05 - 0.05 = 0.9. Subtract a small number to allow for rounding errors.
 _NOMINAL_COVERAGE = 0.9 - 1e-9
 # The confidence of the interval that must be within the tolerance for the verdict SAME. At 90 %, this is equivalent to
 # two one-sided tests at 5 % each.
@@ -259,11 +260,11 @@ class Comparison(NotebookTable):
 def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Compare two logs, or several equal runs on each side, row by row.
 
-    If the runs are from different cards and both sides recorded the true clock, compare the share of the compute units'
-    cycles that each kernel used, instead of its rate.
+    If the runs are from different cards, and the logs of both sides contain the measured clock of the compute units,
+    compare the share of the compute units' cycles that each kernel used, instead of its rate.
 
     Raises IncomparableError if the devices, dtypes, regimes or cache states of the two sides differ, or if the runs of
-    one side had different software. ``anyway``: compare the logs in spite of these differences. Logs without a common
+    one side had different software. ``anyway``: compare the rates in spite of these differences. Logs without a common
     row always raise IncomparableError.
     """
     side_a, side_b = ([each] if isinstance(each, RunLog) else list(each) for each in (a, b))
@@ -396,7 +397,8 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
     differences = [Difference("device", *names, is_card_difference=not any(map(parse_sharing_ways, names)))]
     cards = a["device"].get("uuid_hash"), b["device"].get("uuid_hash")
     if names[0] == names[1] and all(cards):
-        # Even two cards of one model are a difference, because their speeds differ by several percent.
+        # Report two different cards of the same model as a difference, because their speeds can differ by several
+        # percent.
         differences.append(Difference(f"card {names[0]}", *map(str, cards), is_card_difference=True))
     if not is_compute_roof(kinds[0]):
         # In the burst regime, a kernel can be several times as fast with warm caches as with flushed caches.

@@ -54,14 +54,14 @@ _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
 # After a pause longer than _MAX_SHORT_PAUSE, the common shift of a run is _LONG_PAUSE_SHIFT_FACTOR times as large.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 # All rows of a run shift together. This common shift is calibrated with the 26 pairs of equal runs in results/. A t
-# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the tails of the differences of these pairs.
-# If equal runs differ by more than _CONTRADICTION_FACTOR times the calibrated shift, their spread replaces it.
+# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the tails of the differences of these pairs. If
+# the runs of a side differ by more than _CONTRADICTION_FACTOR times this shift, mamf uses their spread instead.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
-# How much the overhead of timing with device events varies between runs: its standard deviation in seconds.
+# The standard deviation, between runs, of the time in seconds that timing with device events adds to a measured time.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
-# Degrees of freedom of the t distribution that fits the tails of row errors, by whether the regime is sustained.
+# Degrees of freedom of the t distribution that fits row errors. True: in the sustained regime. False: in all others.
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
-# Half of 1.1 %, the difference between the sustained rates in the two states of a card's power controller.
+# A card's power controller has two states, in which sustained rates differ by 1.1 %. A rate may be off by half of this.
 _POWER_STATE_ERROR_SHARE = 0.0055
 _SUSTAINED_RUN_SHIFT_SHARE = 0.0012  # the shift that all rows of a sustained run have in common, relative to the rate
 
@@ -392,7 +392,7 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
 
 
 def _compute_cycles_error(regime: str, problem: Any) -> FigureUncertainty | None:
-    """Return the calibrated error of used cycles if cards differ, or None for a regime without a calibration."""
+    """Return the calibrated error of used cycles between different cards; None for a regime without calibration."""
     if regime not in COMMON_REGIMES:
         return None
     return compute_run_error([1.0], 1.0, [0.0], look_up_repeatability("", f"{regime} cycles", problem))

@@ -165,7 +165,8 @@ def _parse_node_run(text: str, remove_private_texts: Callable[[str], str]) -> Fi
                 gpu[f"{name}_shape"],
                 "confirm",
                 f"GPU {int(gpu['gpu'])}",
-                # The table has power, clock and temperature for MSMF only, so the row of MAMF has none of them.
+                # The table contains power, clock and temperature only for the sustained ceiling (MSMF), not for the
+                # burst ceiling (MAMF).
                 **_parse_sensor_readings(gpu if name == "MSMF" else None),
             )
             for gpu in gpus

@@ -170,6 +170,7 @@ class SummaryRecord(Struct, kw_only=True):
     wrong: Int64 | Missing = UNSET
     timer_overhead_after_seconds: float | Missing = UNSET
     shared_after: list[str] | Missing = UNSET
+    findings: list[str] | Missing = UNSET
     time: str | Missing = UNSET
 
 

@@ -325,10 +325,14 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
             log.counter_records.append(record)
         elif kind == "summary":
             log.summary = record
+            add_findings_to_header(log.header, record.get("findings", ()))
 
 
 def add_findings_to_header(header: dict[str, Any], findings: Iterable[str]) -> None:
-    """Add what the machine checks found when the run was resumed to the findings in the header of its log."""
+    """Add findings to the header of a log, unless the header already contains them.
+
+    ``findings``: the problems that the machine checks found after the run had begun.
+    """
     header["findings"] = list(dict.fromkeys([*header.get("findings", ()), *findings]))
 
 

@@ -9,11 +9,12 @@ import platform
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mamf.backend import Advice, Backend
 
@@ -80,8 +81,11 @@ def quote_command_line() -> str:
     return shlex.join(["mamf", *sys.argv[1:]])
 
 
-# ``mamf doctor`` warns that the host is busy if its CPU load, in percent, is at least this high.
-_MIN_BUSY_HOST_PERCENT = 50.0
+# mamf warns that the host is busy if other work uses at least this share of its CPU, in percent. If the CPU itself is
+# the device, less load already matters.
+_MIN_BUSY_HOST_PERCENT, _MIN_BUSY_DEVICE_PERCENT = 50.0, 20.0
+# The CPU load is only computed for runs of at least this many seconds, because a shorter mean says little.
+_MIN_SECONDS_TO_COMPUTE_LOAD = 5.0
 # The names of the checks that warn if other work uses the CPU or the device.
 _LOAD_CHECKS = ("cpu load", "host load", "other processes")
 # The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
@@ -116,6 +120,66 @@ def check_host_load() -> Advice:
         cost="the host may queue launches late, so rates of small shapes are noisy",
         command="top -o %CPU   # shows what runs",
     )
+
+
+class CpuUse(NamedTuple):
+    """How much the CPU was used until a moment, in CPU seconds, except for ``time``.
+
+    - ``time``: the moment, in seconds of the monotonic clock.
+    - ``all_seconds``: by all processes. ``own_seconds``: by this process and its children. ``capacity_seconds``: what
+      all processes together could have used.
+    """
+
+    time: float
+    all_seconds: float
+    own_seconds: float
+    capacity_seconds: float
+
+    @classmethod
+    def read(cls) -> CpuUse | None:
+        """Read how much the CPU has been used so far. Return None if the system does not allow it."""
+        import psutil  # imported here, because commands that measure nothing work without psutil
+
+        try:
+            of_machine, process = psutil.cpu_times(), psutil.Process()
+            own = [process.cpu_times()]
+            for child in process.children(recursive=True):
+                with suppress(psutil.NoSuchProcess):  # The child may end at any time.
+                    own.append(child.cpu_times())
+        except (psutil.Error, OSError):
+            return None
+        capacity = sum(of_machine) - getattr(of_machine, "guest", 0.0) - getattr(of_machine, "guest_nice", 0.0)
+        return cls(
+            time.monotonic(),
+            capacity - of_machine.idle - getattr(of_machine, "iowait", 0.0),
+            sum(each.user + each.system + each.children_user + each.children_system for each in own),
+            capacity,
+        )
+
+
+def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse | None) -> list[Advice]:
+    """Return a warning if other processes kept the CPU busy during a run. Return no warning for a run of a few seconds.
+
+    ``before``, ``after``: the use of the CPU when the run began and when it ended; None if unknown.
+    """
+    if before is None or after is None:
+        return []
+    capacity = after.capacity_seconds - before.capacity_seconds
+    if after.time - before.time < _MIN_SECONDS_TO_COMPUTE_LOAD or capacity <= 0:
+        return []
+    others_seconds = (after.all_seconds - before.all_seconds) - (after.own_seconds - before.own_seconds)
+    busy_percent = 100 * others_seconds / capacity
+    if busy_percent < (_MIN_BUSY_HOST_PERCENT if backend.is_accelerator else _MIN_BUSY_DEVICE_PERCENT):
+        return []
+    return [
+        Advice(
+            "host load" if backend.is_accelerator else "cpu load",
+            "warning",
+            f"other processes used {busy_percent:.0f} % of the CPU during the run",
+            "rates are lower and less repeatable than on a quiet machine",
+            "top -o %CPU   # shows what runs",
+        )
+    ]
 
 
 def format_advice(advice: Advice) -> str:

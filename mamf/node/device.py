@@ -33,7 +33,8 @@ _FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
 # Maximum size of the arrays in bandwidth measurements, and size of each copy, in MiB. Both are smaller for a CPU, so
 # that a run on a CPU takes about as long as on an accelerator.
 _ACCELERATOR_SIZES_MIB, _HOST_SIZES_MIB = (1024, 256), (64, 16)
-#: The problems to measure in these parts of a run. Each problem is given by its fields.
+#: The problems that each part of a run measures. Each dict contains fields of one problem. All other fields have their
+#: default values.
 _PROBLEM_FIELDS_BY_PART = {
     "bandwidth": [{"pattern": "copy"}, {"pattern": "read"}],
     "copies": [{"direction": "to_device"}, {"direction": "to_host"}],

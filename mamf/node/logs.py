@@ -35,10 +35,10 @@ RUN_FILE_NAME = "run.json"
 # The version of the format of run.json. The file contains this number.
 _RUN_FILE_SCHEMA_VERSION = 2
 _LOG_NAME_PATTERN = re.compile(r"device(\d{1,6})-([a-z]+)\.jsonl")
-#: If the reason of a failure begins with one of these texts, the failure is not the fault of the device.
+#: If the reason for a failure begins with one of these texts, the device did not cause the failure.
 UNWRITTEN_LOG_REASON, UNMEASURABLE_REASON = "its log could not be written", "the request cannot be measured"
-# The summary of a log says why a run ended early. If the reason begins with one of these texts, the device is not to
-# blame.
+# The summary of a log says why a run ended early. If the reason begins with one of these texts, the device did not
+# cause the early end.
 _FAULTLESS_END_REASONS = ("by the user", "the budget ended", "by the caller")
 
 
@@ -192,8 +192,8 @@ def add_logs_to_device(
             missing_results += _yield_missing_results(part, log)
         elif not reason:
             missing_results.append(f"there is no log of {part}")
-    # Leave out the missing results if the device failed, because the reason for the failure explains them. If the
-    # device is not at fault, keep the first missing result.
+    # A failure explains all missing results. So if the device caused the failure, report only the failure. If the
+    # device did not cause it, report the reason for the failure as the only missing result.
     if reason:
         failures, missing_results = (failures, missing_results[:1]) if is_faultless else (failures[:1], [])
     return replace(device, failures=tuple(dict.fromkeys(failures)), lacks=tuple(missing_results))

@@ -48,7 +48,7 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_
     remarks = [f"{count} x {name}" for name, count in models.items()]
     if not_together_reason:
         remarks.append(f"the devices did not measure at the same time: {not_together_reason}")
-    # If there are no findings, the reason of the verdict already names the slowest device.
+    # If there are no findings, the line with the verdict already names the slowest device.
     slowest = [describe_slowest(devices)] if verdict.findings else []
     blocks: list[Block] = [
         Lines([verdict.reason, *merge_remarks((each.text, each.level) for each in verdict.findings[1:])]),
@@ -166,8 +166,8 @@ def _make_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
     nodes = {device.node for device in devices}
     for x, device in enumerate(devices):
         if name in device.figures:
-            # Points of one line have the same color. Make a line for each device or, if there are too many devices, for
-            # each node.
+            # The points of one Line have the same color. Make one Line per device. If there are too many devices, make
+            # one Line per node or, if there are too many nodes, a single Line.
             machine = f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device"
             line = device.label if len(devices) <= _MAX_DEVICE_LABELS else machine
             rate = device.figures[name] * factor

@@ -1,9 +1,10 @@
 """Decide by fixed limits whether a device of a machine is slow, faulty or missing.
 
 The module measures nothing and reads no files. It compares each device with the median of all *other* devices of its
-model, and with a baseline (cards that are known to be good). The limits were chosen for the spread of 26 H200 cards
-(standard deviation 1.1 % in the burst regime, 1.0 % in the sustained regime). ``tools/rates.py node`` computes how
-often the limits give a false verdict with this spread and with others.
+model. If there is a baseline (the results of cards that are known to be good), it also compares each device with the
+baseline. The limits were chosen for the spread of 26 H200 cards (standard deviation 1.1 % in the burst regime, 1.0 % in
+the sustained regime). ``tools/rates.py node`` computes how often the limits give a false verdict with this spread and
+with others.
 
 A figure is one measured rate of a device, such as ``burst``. A machine is called a node.
 """
@@ -90,7 +91,8 @@ def format_figure(figure: str, value: float) -> str:
 
 
 #: The name of the mean of a device's shortfalls in the burst and sustained regimes. A shortfall is how far a figure is
-#: below its reference. A slow card is slow in both figures, so the mean has a lower limit than each shortfall.
+#: below its reference. A slow card is slow in both regimes, so the limit for the mean is lower than the limit for a
+#: single shortfall.
 BURST_AND_SUSTAINED = "burst and sustained"
 #: A device counts as slow if one of its figures is below the median of the other devices by more than this share. The
 #: limits for copies to and from the host are wide: these copies differ by 5 % between healthy cards, and by up to 20 %
@@ -156,7 +158,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class NodeFinding:
-    """A problem that was found with one or all devices.
+    """A problem of one device, or a problem that concerns all devices.
 
     - ``level``: the severity of the problem, such as WARN or CRITICAL.
     - ``label``: the label of the device with the problem, or None if the problem concerns all devices.
@@ -192,7 +194,8 @@ def judge_devices(
     """Decide whether devices are slow or faulty: find the problems of each device, and compare devices of one model
     with one another and with the baseline.
 
-    ``must_match_baseline``: whether to report a device if no card of the baseline has its model and data type.
+    ``must_match_baseline``: whether to report each model of device for which the baseline contains no card with the
+    same data type.
     """
     findings = [finding for device in devices for finding in _yield_standalone_findings(device)]
     is_compared = False

@@ -62,7 +62,9 @@ class CollectiveProblem(CheckedProblem):
     )
 
     def count_buffer_elements(self, shape: CollectiveShape) -> tuple[int, int]:
-        """Return how many elements a rank sends and receives, rounded down so that the parts of all ranks are equal."""
+        """Return the number of elements in a rank's send buffer and the number in its receive buffer. Both are rounded
+        down so that each rank's part has the same size.
+        """
         part = shape.nbytes // DTYPES[self.dtype].itemsize // self.ranks
         total = part * self.ranks
         return {"all_gather": (part, total), "reduce_scatter": (total, part)}.get(self.collective, (total, total))
@@ -70,8 +72,8 @@ class CollectiveProblem(CheckedProblem):
     def count_part_elements(self, shape: CollectiveShape) -> int:
         """Return the number of elements in each part of a rank's buffers.
 
-        A buffer that contains the data of all ranks, or data for all ranks, has one part per rank. Other buffers are a
-        single part.
+        A buffer has one part per rank if it contains data from every rank or data for every rank. Every other buffer is
+        a single part.
         """
         return min(self.count_buffer_elements(shape)) // (self.ranks if self.collective == "all_to_all" else 1)
 

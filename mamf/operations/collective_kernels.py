@@ -24,8 +24,8 @@ from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailab
 
 # The number of elements to verify in each part of a buffer.
 _SAMPLED_ELEMENT_COUNT = 256
-# An in-place all_reduce reduces its own result again in each launch, so its sums grow exponentially. After this
-# many doublings the sums are certainly infinite in float32, so mamf computes expected sums for no more doublings.
+# An in-place all_reduce adds up its own results again in each launch, so the sums grow exponentially. After this many
+# doublings, the sums are certainly infinite in float32, so mamf does not compute the expected sums of more doublings.
 _MAX_DOUBLINGS = 500
 
 
@@ -129,8 +129,8 @@ class CheckedCollective:
     ) -> None:
         self._collective, self._ranks = problem.collective, problem.ranks
         self._send_buffer, self._receive_buffer, self._part_elements = send_buffer, receive_buffer, part_elements
-        # A ring reduction over n ranks rounds each partial sum. All rounding errors together are about sqrt(n / 2)
-        # times the error of one rounding. The tolerance is sqrt(n) times the error of one rounding.
+        # A ring reduction over n ranks rounds each partial sum. The total error is about sqrt(n / 2) times the error of
+        # one rounding. So sqrt(n) times the error of one rounding is a safe tolerance.
         rounding = DTYPES[problem.dtype].tolerance * math.sqrt(problem.ranks)
         self._tolerance = rounding if "reduce" in problem.collective else 0.0
         chooser = random.Random(problem.seed)

@@ -77,7 +77,7 @@ class MatmulPart:
 def verify_all_entries(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> Verdict:
     """Verify every entry of C, and return the verdict.
 
-    The error in the verdict is an estimate of C's relative error. The estimate is low on purpose, so that a correct C
+    The error in the verdict is an estimate of C's relative error, divided by a safety factor so that a correct C
     practically never fails. ``parts``: the matmuls of the launch. ``scale``: the factor in C = scale * A @ B.
     """
     if parts[0].c.is_cpu:
@@ -113,7 +113,7 @@ def _verify_entries_in_chunks(
     # In a small matmul, the sum of ``expected_squares`` may be small by chance, and the slope would be too large. For a
     # correct C, its mean is VECTORS_PER_TEST * sum(c_squares), so divide by at least this value.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
-    # Count at most K independent errors per matmul, because with a small K the errors of its rows are not independent.
+    # If a matmul has more rows than K, the errors of its rows are not independent. So count at most K of them.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
         part.c.shape[0] * min(part.c.shape[1], part.left.shape[-1]) for part in tall_parts
     )
@@ -131,8 +131,8 @@ def _verify_entries_in_chunks(
         reason = (
             f"the output is {1 + slope:.6g} times the expected output; rounding changes it by at most {max_slope:.1g}"
         )
-    # Divide the estimated error by this factor, because the estimate is random and may exceed the true error by up to
-    # this factor. It follows from a bound for sums of squares of normal random numbers (Laurent and Massart, 2000).
+    # The estimated error is random and may exceed the true error by up to this factor, so divide by the factor. It is a
+    # bound for sums of squares of normal random numbers (Laurent and Massart, 2000).
     chance_factor = math.sqrt(1 + 2 * math.sqrt(chance_share) + 2 * chance_share)
     return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
 
@@ -190,8 +190,9 @@ def round_exact_values_to_int8(output: torch.Tensor, exact_values: torch.Tensor)
 def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], scale: float = 1.0) -> WrongCells:
     """Divide C into cells of CELL_SIZE x CELL_SIZE entries, and return the cells that have a wrong entry.
 
-    Freivalds' test finds the wrong rows in CELL_SIZE columns of C at a time. If more columns of B share a scale, test
-    all of these columns at once. ``scale``: the factor in C = scale * A @ B.
+    Run Freivalds' test on CELL_SIZE columns of C at a time, to find the wrong rows in these columns. If B is quantized
+    in blocks with more columns than that, test all columns of a block at once. ``scale``: the factor in
+    C = scale * A @ B.
     """
     wrong_cells, matmul_count = set[tuple[int, int, int]](), 0
     for part in parts:
@@ -252,8 +253,8 @@ def _compute_residual_statistics(
     if sum_dtype == torch.int32:
         wrong_count = (computed != expected).sum().float()
         return torch.stack([wrong_count, wrong_count * 0, wrong_count, wrong_count, wrong_count])
-    # torch converts values while it reads them, but it cannot do so for 8-bit floats. So convert only 8-bit floats in
-    # advance. Converting a 16-bit C in advance would move five times as many bytes.
+    # torch can convert a 16-bit C while it reads C. Converting C in advance would move five times as many bytes. But
+    # torch cannot convert 8-bit floats in this way, so convert an 8-bit C in advance.
     chunks = _split_into_chunks(c if c.dtype.itemsize > 1 else c.to(sum_dtype), chunk_elements)
     norms_by_chunk = [torch.linalg.vector_norm(chunk, dim=-1, dtype=sum_dtype) for chunk in chunks]
     row_squares = torch.cat(norms_by_chunk, dim=1).square()
@@ -386,8 +387,9 @@ def verify_matmul_with_special_values(
         )
         spacing = torch.finfo(c_row.dtype).tiny * torch.finfo(c_row.dtype).eps
         is_close = ((c_row.cpu().double() - exact).abs() <= problem.tolerance * exact.abs() + spacing).to(c.device)
-        # A kernel may treat subnormal numbers as zero, but must not compute any other wrong value.
-        c[subnormal_row] = torch.where(is_close | (c_row == 0), c_row, math.nan)
+        # A kernel may treat subnormal numbers as zero. So expect the value that the kernel computed if this value is
+        # correct or 0. Expect the exact value in place of any other value, so that the comparison below fails.
+        c[subnormal_row] = torch.where(is_close | (c_row == 0), c_row, exact.to(c_row))
         details["subnormal operands"] = "kept" if (c_row[c_row == c_row] != 0).any() else "flushed to zero"
     c[:, column] = math.nan
     return verify_special_value_output(output, expected, "an infinity, a NaN and a subnormal number", details)

@@ -75,8 +75,8 @@ def serve_launches(
     """Launch a kernel on the operands that the checking process sends, and repeat the launch as often as it requests.
 
     Return the last message of the checking process: ``{"wrong": reason}`` if the result is wrong, ``{"unknown":
-    reason}`` if the process could not check the kernel, or ``{}`` if the result is right. Raises ChannelError, and any
-    error of a launch.
+    reason}`` if the process could not check the kernel, or ``{}`` if the result is right. Raises ChannelError if the
+    checking process ends too early or sends an invalid message, and any error that a launch raises.
     """
     request, operands = channel.receive()
     if "operands" not in request:

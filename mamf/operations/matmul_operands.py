@@ -53,7 +53,8 @@ _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
 # Between launches, mamf flips signs of the smaller operand. If it has fewer rows than this, mamf flips signs of the
 # larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
-#: A function that splits the output of a launch into batches of matmuls of the same shape, each with its operands.
+#: A function that splits the output of a launch into parts. A MatmulPart is a batch of matmuls of the same shape: their
+#: outputs and their operands.
 PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
 #: rows and columns of its C. mamf compares the entries where a sampled row and a sampled column meet.
@@ -71,10 +72,10 @@ def make_matmul_operand_set(
     split_unquantized: PartSplitter | None = None,
     find_changed_operands: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
-    """Make the operand set of one launch of matmuls. It verifies sampled entries of the output, or all entries.
+    """Make an OperandSet, the inputs and outputs of one launch. It verifies sampled or all entries of the output.
 
     - ``launch``: runs the kernel. It returns the output, or writes it to ``c``.
-    - ``split_into_parts``: splits an output into batches of matmuls of one shape, with their operands.
+    - ``split_into_parts``: splits an output into MatmulParts.
     - ``operand_to_change``: the operand (rows, K) in which random signs are flipped between launches.
     - ``scale``: the factor in C = scale * A @ B. ``details``: details of the launch, for the verdict on an output.
     - ``split_unquantized``: like ``split_into_parts``, but with the operands before they were quantized. If it is
@@ -326,8 +327,7 @@ def make_scaled_operand_set(
 
     - ``buffers``: the memory of all buffers, by name. ``c``: the memory of the output.
     - ``bind_operands``: returns the launch, given the quantized operands.
-    - ``split_into_parts``: splits an output into batches of matmuls of one shape, given A and B (quantized or not) and
-      the output.
+    - ``split_into_parts``: splits an output into MatmulParts, given A and B (quantized or not) and the output.
     """
     a, b = (quantize_operand(backend, problem, shape, name, buffers) for name in ("a", "b"))
     # Create the ChangeDetector before calling ``bind_operands``, because this call may already overwrite the operands.
@@ -352,8 +352,9 @@ def quantize_operand(
     operand: str,
     buffers: Mapping[str, torch.Tensor],
 ) -> QuantizedOperand:
-    """Quantize an operand, ``a`` or ``b``, to the problem's format, with the 8-bit floats that the device supports.
+    """Quantize an operand, ``a`` or ``b``, to the problem's format.
 
+    If the format contains 8-bit floats, use the variant of their dtype (fn or fnuz) that the device supports.
     ``buffers``: the memory of all buffers, by name. The result uses the memory of ``a_quantized`` or ``b_quantized``.
     """
     float8_dtype, scaled_format = get_torch_dtype(backend.resolve_dtype("fp8")), DTYPES[problem.dtype].scaled_format

@@ -117,7 +117,7 @@ def take_pool_buffers(pool: OperandPool, buffers: Mapping[str, Buffer]) -> dict[
 
 
 def split_buffers_into_sets(tensors_by_name: Mapping[str, torch.Tensor], sets: int) -> list[dict[str, torch.Tensor]]:
-    """Split each buffer into ``sets`` equal parts, and return for each operand set its parts by buffer name."""
+    """Split each buffer into ``sets`` equal parts. Return a list with the parts of each operand set, by buffer name."""
     parts = {name: tensor.chunk(sets) for name, tensor in tensors_by_name.items()}
     return [{name: parts[name][index] for name in tensors_by_name} for index in range(sets)]
 
@@ -381,7 +381,7 @@ def draw_booleans(size: Sequence[int], device: torch.device) -> torch.Tensor:
 def join_rows(tensor: torch.Tensor) -> torch.Tensor:
     """View a contiguous tensor as a matrix in which each row joins up to _MAX_JOINED_ROWS rows of the tensor.
 
-    With fewer rows, the patterns of ``SignFlipper`` are shorter and need less memory.
+    A pattern of ``SignFlipper`` has rows + columns - 1 signs, so joining many short rows makes the patterns shorter.
     """
     width = tensor.shape[-1]
     return tensor.view(-1, width * math.gcd(tensor.numel() // width, _MAX_JOINED_ROWS))

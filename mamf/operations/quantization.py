@@ -3,8 +3,8 @@
 Values that share a scale form a block. ``block_max`` is the largest magnitude in a block.
 
 - fp8 with float32 scales: the scale maps ``block_max`` to the largest number of the format.
-- MX (OCP Microscaling Formats 1.0, 6.3): the scale is 2^(floor(log2(block_max)) - e), where 2^e is the largest power of
-  two in the format. Values that are still too large become the largest number of the format.
+- MX (OCP Microscaling Formats 1.0, section 6.3): the scale is 2^(floor(log2(block_max)) - e), where 2^e is the largest
+  power of two in the format. Values that are still too large become the largest number of the format.
 - NVFP4: the scale is block_max / 6, rounded to an e4m3 number.
 
 Values are rounded to nearest, ties to even. "e2m1" is a 4-bit float with 2 exponent bits and 1 mantissa bit; "e4m3" is

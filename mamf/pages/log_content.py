@@ -66,8 +66,8 @@ from mamf.report.verification import yield_verdict_lines
 MAX_HEADLINE_FIGURES, _MAX_TABLE_ROWS = 6, 500
 #: A section with more tables or picture panels than these limits is collapsed until the reader clicks on it.
 _MAX_OPEN_TABLES, MAX_OPEN_PANELS = 8, 12
-#: Headline figures come from rows that were measured on this kind of operand data, random numbers. Rows that were
-#: measured on other data only show how much the rate depends on the data.
+#: Headline figures come from rows whose operands are normally distributed random numbers. Rows that were measured on
+#: other data only show how much the rate depends on the data.
 NORMAL_DATA = "normal"
 
 
@@ -143,7 +143,7 @@ class LogContent:
 
 
 def read_log_content(path: Path) -> LogContent:
-    """Read a log of any kind, or the folder of a run of several devices. Raises RunLogError for other files."""
+    """Read a log of any kind, or a folder that a run on several devices wrote. Raises RunLogError for other files."""
     if path.is_dir():
         return make_run_log_content(read_log_or_shared_run(path))
     if (imported := read_legacy_or_none(path)) is not None:

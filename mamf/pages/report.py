@@ -141,7 +141,7 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> list[Fact]:
-    """Return the headline figures of each log. Labels that would be equal begin with the device or the log."""
+    """Return each log's headline figures. Labels begin with the device if all differ, or the log if titles are equal."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):
@@ -176,7 +176,7 @@ def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
 
 
 def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]:
-    """Draw the headline figures that have the most frequent unit. Return an empty list if these are fewer than two."""
+    """Draw the headline figures in the most frequent unit. Return an empty list if only one figure has this unit."""
     names = zip(sources, _shorten_log_names(sources), strict=True)
     figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
     units = [figure.unit for _, _, figure in figures]

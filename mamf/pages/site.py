@@ -152,7 +152,7 @@ def _write_files(output: Path, texts_by_file: Mapping[str, str], old_files: set[
 # -- entries of index.json, for programs -------------------------------------------------------------------------------
 
 
-#: Version of the format of index.json. It rises if a field is removed, renamed or redefined, but not for new fields.
+#: Version of the format of index.json. Increase it to remove, rename or redefine a field, but not to add one.
 INDEX_SCHEMA_VERSION = 1
 
 
@@ -397,7 +397,7 @@ def _make_log_link(logs_address: str, path: Path, text: str = "log") -> Link:
 
 
 def _make_figure_columns() -> list[Column[SiteCeiling]]:
-    """Return the columns that the tables of ceilings of all pages share, such as the rate and its interval."""
+    """Return the columns that every table of ceilings has, such as the rate and its interval."""
     return [
         Column("", "TFLOPS", lambda ceiling: ceiling.tflops, format_four_digits),
         make_text_column("dtype", lambda ceiling: ceiling.dtype),

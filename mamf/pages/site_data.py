@@ -64,7 +64,8 @@ class SiteCeiling(Rate):
 
     - ``log_path``: the path of the log in results/.
     - ``datasheet_rate``: the dense peak that the datasheet states, None if it is unknown.
-    - ``best_rate``: the row of this rate with the header of its log; None for a figure of mamf-finder.
+    - ``best_rate``: the rate with the row that it comes from and the header of the log; None for a figure of
+      mamf-finder.
     - ``card_rates``: the highest rate of each card of the device, the fastest card first.
     """
 
@@ -212,8 +213,9 @@ def _make_site_ceiling(tier: str, best: ResultRate, rates: Sequence[ResultRate])
 def _make_legacy_ceilings(
     finder_logs: Iterable[tuple[SiteLog, FinderRun]], vendors: Mapping[str, str]
 ) -> list[SiteCeiling]:
-    """Return the highest figure that mamf-finder printed for each device, dtype and statistic. The field ``regime`` of
-    such a ceiling contains the name of the statistic.
+    """Return the highest figure that mamf-finder printed for each device, dtype and statistic, such as the median.
+
+    The field ``regime`` of such a ceiling contains the name of the statistic.
     """
     best_ceilings: dict[tuple[str, str, str], SiteCeiling] = {}
     figures = (

@@ -59,9 +59,12 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
     - ``wrapper``: matches kernels that only launch another kernel, which is one of their template arguments. Rules that
       match a template argument take precedence.
     - ``kernel``: matches a kernel's namespaces and function, without template arguments and parameters.
-    - ``word``: matches whole words in the function of a kernel or of another library's operation. If no word of the
-      function matches, the words of its namespaces are tried.
+    - ``word``: matches whole words in the function of a kernel. If no word of the function matches, the words of its
+      namespaces are tried.
     - ``framework``: matches events that torch adds, such as views and nodes of autograd. These rules are tried last.
+
+    The rules for kernels (``wrapper``, ``kernel`` and ``word``) also apply to operations with a namespace, such as
+    ``library::name``, that no ``operation`` or ``framework`` rule matches.
     """
     rules_by_kind: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
     for row in read_packaged_csv_rows("profiling/classes.csv"):
@@ -73,8 +76,8 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 def classify_event(event: Event) -> str:
     """Return the class of an event, one of WORK_CLASSES, from its callers, its kind and its name."""
     callers = [each for each in event.yield_callers() if each.kind in ("operation", "annotation")]
-    # The backward pass of an operation runs outside the function, such as attention, that called the operation in the
-    # forward pass. So look at the callers of the forward operation too.
+    # In the forward pass, a function such as attention calls an operation. The backward pass of the operation runs
+    # outside this function, so look at the callers of the forward operation too.
     forward_callers = [
         each for caller in callers if caller.forward_operation for each in caller.forward_operation.yield_callers()
     ]
@@ -118,9 +121,10 @@ def classify_kernel_name(kernel: str, max_depth: int = _MAX_WRAPPER_DEPTH) -> st
 
 @functools.cache
 def _classify_operation(name: str) -> str | None:
-    """Return the class of an operation of torch or of another library, or None if no rule matches its name.
+    """Return the class of an operation by its name, or None if no rule matches the name.
 
-    If no ``operation`` rule matches an operation of another library, the rules for kernel names decide.
+    If no ``operation`` or ``framework`` rule matches a name with a namespace (``library::name``), the rules for kernel
+    names decide.
     """
     is_from_library = "::" in name and not _find_class_by_rules("framework", name)
     return _find_class_by_rules("operation", name) or (classify_kernel_name(name) if is_from_library else None)

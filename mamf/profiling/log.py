@@ -310,7 +310,10 @@ def describe_device(profile: Profile) -> str:
 
 
 def describe_largest_classes(profile: Profile) -> str:
-    """Return one line with the three classes that have the largest shares of a step, and the MAMFU of each if known."""
+    """Return one line with the three classes that have the largest shares of a step.
+
+    Add the MAMFU of each class, if known. MAMFU is the FLOP rate as a share of the matmul ceiling.
+    """
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
         for row in sorted(profile.classes, key=lambda row: -row.visible)[:3]

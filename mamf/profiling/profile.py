@@ -144,8 +144,8 @@ class Profile:
         object.__setattr__(self, "classes", rows)
 
     def get_visible_seconds(self, name: str) -> float:
-        """Return the time in all profiled steps that is attributed to a class, in seconds; 0 if the profile does not
-        have it.
+        """Return the time in all profiled steps that is attributed to a class, in seconds; 0 if the profile
+        has no such class.
         """
         return sum(row.visible for row in self.classes if row.name == name)
 

@@ -299,7 +299,7 @@ class StepProfiler:
     def keep_steps_and_exit(self, *_: object) -> None:
         """Handle SIGTERM: keep the steps profiled so far, then let the signal end this process.
 
-        Within a backward pass, wait for the end of the pass, because torch.profiler cannot be stopped before.
+        If a backward pass is running, wait for its end, because torch.profiler cannot be stopped within it.
         """
         self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward()
         if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again.

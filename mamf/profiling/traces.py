@@ -331,10 +331,9 @@ def _make_device_event(
 ) -> Event:
     """Make the event of a kernel or copy on the device. Its caller is the event that launched it.
 
-    A link is the ID that connects an event of the host with the device events that it launched.
-    ``launches_by_link``, a result of ``_make_host_events``: the events of the host that launched work, by link.
-    ``graph_launch_links``: the links of events that launched a graph. A kernel or copy in a graph has no caller,
-    because the trace does not say which operation it belongs to.
+    - ``launches_by_link``: the host events that may have launched work, by link, as in ``_make_host_events``.
+    - ``graph_launch_links``: the links of host events that launched a graph. A kernel or copy in a graph has no caller,
+      because the trace does not say which operation it belongs to.
     """
     raw_arguments = raw.get("args", {})
     links = [(field, raw_arguments.get(field)) for field in ("correlation", "External id")]
@@ -357,8 +356,8 @@ def _compute_start_and_end(raw: _RawEvent, origin_microseconds: float) -> tuple[
 def _find_step_bounds(
     events: Sequence[Event], device_annotations: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """Find the complete training steps. Return their start, their end, their number, and the name of the optimizer that
-    marks the end of each step.
+    """Find the complete training steps. Return the start of the first step, the end of the last step, the number of
+    steps, and the name of the optimizer that marks the end of each step.
 
     The name is empty if mamf or torch.profiler has marked the steps. If the trace does not mark steps, return the start
     and the end of the whole trace, None and "".

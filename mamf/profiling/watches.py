@@ -34,7 +34,7 @@ _MAX_MODULE_ROWS = 10
 
 
 class MemoryWatch:
-    """A watch of peak memory and of its parts: parameters, gradients, optimizer state, and allocations by module.
+    """A watch that measures peak memory, and how much of it parameters, gradients and optimizer state take.
 
     Right after an optimizer's step, when all tensors of the optimizer exist, the watch counts their bytes. If a
     ModuleRangeWatch calls ``record_module_span`` for each module, ``rows`` also says which modules allocated most of
@@ -226,7 +226,7 @@ class DtypeWatch:
 
 
 class ModuleRangeWatch:
-    """A watch that puts a range, a named interval that profilers show, around the forward pass of each module.
+    """A watch that opens a range around the forward pass of each module. Profilers show a range as a named interval.
 
     ``open_backend``: returns the backend, or another object with ``open_profiler_window`` and ``open_profiler_range``.
     Only ``start`` calls this function, because the script may choose its device after ``__init__``.

@@ -1,8 +1,8 @@
 """Make reports and summaries of `mamf find`, which searches for the fastest matmul of a device (its ceiling).
 
-``mamf find`` measures in phases. The field ``phase`` of a row in the log names the phase. The first phases (scout,
-refine) measure many shapes briefly with the library's default kernel. The phase ``choose`` measures the best shapes
-again, several times in alternation. The phase ``confirm`` measures the winner again.
+``mamf find`` measures in phases. The field ``phase`` of a row in the log names the phase. The phases ``scout`` and
+``refine`` measure many shapes briefly. The phase ``choose`` measures the fastest shapes and kernels again, and chooses
+the best of them. The phase ``confirm`` then measures the best one again.
 """
 
 from __future__ import annotations

@@ -162,7 +162,7 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
 
 
 def describe_compared_figures(comparison: Comparison) -> str:
-    """Return a line that says which figures of the rows the comparison divides by each other."""
+    """Return a line that says which figures are compared: median rates, or shares of cycles that the kernels used."""
     figures = (
         "shares of the compute units' cycles in percent instead of rates, because the cards differ"
         if comparison.pairs[0].a.unit == CYCLES_UNIT
@@ -336,7 +336,7 @@ def describe_judged_row(row: JudgedRow) -> str:
 
 
 def describe_row_outcome(row: JudgedRow) -> str:
-    """Say how fast a row was now and in the baseline, or why one of the two rates is missing."""
+    """Return the rates of a row in the new run and in the baseline, or the reason why one of them is missing."""
     if row.pair is None:
         return (
             "not in the baseline" if row.outcome == "new" else f"{row.compared_row.status}: {row.compared_row.reason}"

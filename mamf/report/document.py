@@ -32,9 +32,7 @@ MISSING_VALUE = "-"
 UNKNOWN_INTERVAL = "unknown"
 #: An interval is unknown if its half-width is above this share of the figure.
 MAX_KNOWN_HALF_WIDTH = 0.5
-UNKNOWN_INTERVAL_REASON = (
-    "the interval is unknown, because the samples scatter so much that a repeat may be more than 50 % off"
-)
+UNKNOWN_INTERVAL_REASON = "the interval is unknown, because the rate of another run may differ by more than 50 %"
 #: Blanks between two columns on a terminal.
 COLUMN_GAP = "  "
 
@@ -105,8 +103,8 @@ def shorten_line(text: str) -> str:
 
 
 def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:
-    """Split titles at their commas. Return a string for each title with the parts that not all titles have, and one
-    string with the parts that all titles share.
+    """Split titles at their commas into parts. Return each title without the parts that all titles share, and a string
+    with the shared parts.
     """
     parts = [title.split(", ") for title in titles]
     shared = [part for part in parts[0] if all(part in each for each in parts)] if parts else []
@@ -393,7 +391,9 @@ def make_columns_from_mappings(
     has_titles: bool = True,
 ) -> list[Column[RowT]]:
     """Return a column for each key of the mappings that ``read_mapping`` returns for the rows, in order of appearance.
-    Align columns that contain text to the left. People see a column of TB/s in a unit that suits its values.
+    Align columns that contain text to the left. If a key is "TB/s", tables for people convert the values to a unit in
+    which they are easy to read, such as GB/s.
+
     ``has_titles``: whether people see the columns, with the keys as titles. CSV and JSON contain all columns, with the
     keys in snake_case.
     """

@@ -36,7 +36,7 @@ from mamf.report.document import (
 #: The regime in which mamf measures a headline figure, by the name that mamf-finder gives to the figure.
 _HEADLINE_REGIMES = {"MAMF": BURST, "MSMF": SUSTAINED}
 #: Statistics of mamf-finder's measuring loop, as its logs name them. Reports use the statistic that most rows of a log
-#: have, and the first of several that are equally frequent.
+#: have. If several are equally frequent, reports use the one that comes first in this tuple.
 _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
@@ -93,10 +93,12 @@ class ComparedRun(NamedTuple):
 
 
 def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
-    """Convert a log of mamf or mamf-finder for a comparison. ``name``: the name that reports give a mamf-finder log.
+    """Convert a log of mamf or mamf-finder for a comparison.
 
     For a log of mamf-finder, compare the statistic (such as the mean) that most of its rows have. If a shape has
     several rows, use the highest rate. Raises UsageError if a log of mamf has no matmuls.
+
+    ``name``: the name of a mamf-finder log in reports. Reports name a log of mamf by its file instead.
     """
     if isinstance(log, RunLog):
         return _convert_run_log(log)

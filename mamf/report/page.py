@@ -1,5 +1,5 @@
-"""Represent web pages as data, and render each as one HTML file that needs no network, runs only its own script, and
-escapes every text.
+"""Represent web pages as data, and render each page as one HTML file. The file needs no network and runs only its own
+script. All texts in the file are escaped.
 
 The top of a page says what was measured on which device, with the answer in large type. Sections with blocks and
 pictures follow. All markup is in the templates in mamf/report/templates.
@@ -199,7 +199,8 @@ _LEGEND_MARKER_SIZE = 9
 
 def make_picture_template_values(picture: Picture) -> dict[str, Any]:
     """Return the values for the template of a picture: its title and notes, an SVG for each panel, and the color and
-    marker outline of each name in the legend. If matplotlib is not installed, return no SVGs but a note that says so.
+    marker outline of each name in the legend. If matplotlib is not installed, return a note that says so instead of the
+    SVGs.
     """
     shown = escape_invisible_texts(picture)
     texts = {"title": shown.title, "subtitle": shown.subtitle}
@@ -277,7 +278,7 @@ def _restyle_element(element: Element) -> None:
     style = attributes.pop("style", "")
     for declaration in filter(None, style.split(";")):
         name, _, value = (part.strip() for part in declaration.partition(":"))
-        # Older versions of matplotlib write size and weight of the font in one declaration.
+        # Older versions of matplotlib write one "font" declaration that contains both the size and the weight.
         if name == "font":
             attributes["font-size"] = value.partition("px")[0].split()[-1]
             attributes["font-weight"] = "bold" if "bold" in value or "700" in value else "normal"

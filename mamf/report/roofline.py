@@ -81,7 +81,9 @@ def format_row_name(row: Measurement | Ceiling) -> str:
 
 
 def drop_shared_fields(points: Sequence[RoofPoint]) -> tuple[list[RoofPoint], str]:
-    """Describe the problems of points in words, without fields that all points share. Also return these fields."""
+    """Return the points with new names, and a text with the fields of a problem that all points share. The name of a
+    point consists of its shape and the other fields of its problem.
+    """
     problems = [point.row.problem for point in points]
     fields, shared = split_shared_parts(
         [", ".join(get_operation(each.operation).describe_problem(each)) for each in problems]

@@ -1,5 +1,6 @@
-"""Express rates as shares of what bounds them: the peak of the datasheet, measured ceilings (MAMFU: share of the
-highest measured matmul rate; MBU: share of the read bandwidth), and the roofs of a roofline.
+"""Express rates as shares of upper bounds: the peak of the datasheet, measured ceilings, and the roofs of a roofline.
+
+MAMFU is the share of the highest measured matmul rate. MBU is the share of the measured read bandwidth.
 """
 
 from __future__ import annotations
@@ -200,8 +201,8 @@ class ShareCalculator:
         """Return the MAMFU of a row in words, or its MBU if that is higher. Say that the ceiling is wrong if MAMFU
         exceeds MAX_SHARE_OF_CEILING.
 
-        If the kernel multiplies in another dtype than that of the row, MAMFU may exceed 1. Then the text names the
-        dtype of the ceiling.
+        If the kernel multiplies in a dtype other than the row's dtype, MAMFU may be above 1 although the ceiling is
+        right. The text then names the dtype of the ceiling.
         """
         name, limiting_share = self.find_limiting_share(row)
         if name == "MBU":

@@ -381,8 +381,8 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
 
 
 def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """Return the share of its rate that each kind of work keeps while both run, by the name of the work. Each value is
-    a text with the lowest and the highest percentage of all pairs.
+    """Divide each rate while both run by the rate of the same work alone. Return the lowest and the highest percentage
+    of all pairs as text, for the matmul and for the other work.
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
@@ -392,14 +392,14 @@ def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
 
 
 def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the share of its rate that each kind of work keeps; no line if no pair is complete."""
+    """Return a line with the percentages from ``compute_kept_rate_ranges``; no line if no pair is complete."""
     texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_rate_ranges(rows).items()]
     return [f"while both run, {' and '.join(texts)}"] if texts else []
 
 
 def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
-    """Yield a line for each kind of other work that predicts the shortest step with ``flop`` and ``nbytes``: its
-    duration with overlap, the measured matmul whose rate leads to this duration, and the duration without overlap.
+    """Predict the shortest step with ``flop`` and ``nbytes``. For each kind of other work, yield a line that gives the
+    duration with overlap, the measured matmul from which it was predicted, and the duration without overlap.
     """
     for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
         best = min(same_work, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])

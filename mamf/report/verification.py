@@ -48,8 +48,8 @@ _LOST_NAN_NOTE = (
 
 
 def count_verified_items(rows: MeasuredRows) -> dict[str, int]:
-    """Count what was verified: ``problems``, the ``launches`` and output ``values`` that were checked, and the problems
-    with a ``wrong`` result.
+    """Count the verified problems, the checked launches and output values, and the problems with a wrong result. The
+    keys of the result are ``problems``, ``launches``, ``values`` and ``wrong``.
     """
     verified = [row for row in rows if row.ok or row.status == WRONG_STATUS]
     return {
@@ -80,8 +80,8 @@ def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[flo
     """
 
     def find_share_with_probability(probability: float, count: int) -> float:
-        """Find the share of wrong results for which a run finds at most ``count`` wrong results with this
-        ``probability``.
+        """Find the share of wrong results at which the probability of at most ``count`` wrong results among
+        ``checked_count`` results is ``probability``.
         """
         low, high = 0.0, 1.0
         while high - low > 1e-9:

@@ -241,8 +241,8 @@ class SimulatedBackend(Backend):
         # because the device is rested. Until fully_awake_time they are longer, because the device is still waking up.
         self.rested_end_time = self.fully_awake_time = 0.0
         self.interval_count = 0
-        # The end times of the last ``queue_capacity`` launches. When the queue is full, the host waits for the first of
-        # them before it launches again.
+        # The end times of the last ``queue_capacity`` launches. When the queue is full, the host waits until the oldest
+        # of these launches has ended.
         self._launch_end_times: deque[float] = deque(maxlen=self.device_physics.queue_capacity)
         self._variation_by_capped = {
             True: self.device_physics.capped_variation,

@@ -64,6 +64,15 @@ def test_lost_infinities_and_nan_are_found(spoil):
     assert "an infinity" in wrong.prepared.verify_special_values().reason
 
 
+@pytest.mark.parametrize("value", [torch.nan, 1.0])
+def test_a_wrong_product_of_a_subnormal_number_is_found(value):
+    def spoil(c):
+        c[(c.abs() < 1e-30).sum(dim=1) > c.shape[1] // 2] = value
+
+    _, wrong = checked(spoil)
+    assert "a subnormal number" in wrong.prepared.verify_special_values().reason
+
+
 def flip_a_bit(c):
     c.view(torch.int32)[1, 77] ^= 1
 

@@ -21,7 +21,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.report.comparison import make_comparison_document
 from mamf.report.formats import FORMATTERS
-from mamf.statistics import summarize_samples
+from mamf.statistics import Repeatability, summarize_samples
 
 SHAPES = (MatmulShape(1024, 1024, 1024), MatmulShape(2048, 1024, 1024))
 ATTENTION = AttentionShape(1, 8, 8, 512, 512, 64, 64)
@@ -76,6 +76,25 @@ def write(tmp_path):
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
+
+
+def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_alone():
+    by_host = Repeatability(run=0.002, launch_seconds=0.3)
+    usual = Repeatability(run=0.002)
+    shapes = [MatmulShape(size, size, size) for size in (4096, 5120, 6144)]
+
+    common = {"regime": "sustained", "best_by": "mean", "launches": 100}
+
+    def sweep(host_speed):
+        slow = row(1 / host_speed, repeatability=by_host, **common)
+        others = [row(1.0, shape=shape, repeatability=usual, **common) for shape in shapes]
+        return log(slow, *others)
+
+    comparison = compare(sweep(1.0), sweep(2.0))
+    by_shape = {pair.a.shape: pair.decide_verdict(0.03) for pair in comparison.pairs}
+    assert by_shape.pop(str(SHAPES[0])) == "UNDECIDED"
+    assert set(by_shape.values()) == {"SAME"}
+    assert [abs(pooled.ratio - 1) < 0.001 for pooled in comparison.pooled_rows] == [True]
 
 
 @pytest.mark.parametrize(

@@ -235,6 +235,22 @@ def test_sustained_does_not_count_the_time_in_which_the_host_leaves_the_device_i
     assert [remark for remark in sleepy.remarks if "the host could not keep it busy" in remark]
 
 
+@pytest.mark.parametrize(
+    "shape, host_seconds, is_limited",
+    [
+        (MatmulShape(512, 512, 512), 20e-6, True),
+        (MatmulShape(512, 512, 512), 2e-6, False),
+        (MatmulShape(4096, 4096, 4096), 20e-6, False),
+        (FAT, 20e-6, False),
+    ],
+)
+def test_the_interval_of_a_rate_that_depends_on_the_host_is_unknown(shape, host_seconds, is_limited):
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, host_launch_seconds=host_seconds))
+    row = take(started(SustainedRegime, backend), shape)
+    assert any("faster than the host queued them" in remark for remark in row.remarks) is is_limited
+    assert row.interval.is_known is not is_limited
+
+
 def test_sustained_ends_on_a_backend_that_never_reports_a_reached_mark():
     class NeverReached(SimulatedBackend):
         def is_mark_reached(self, mark):

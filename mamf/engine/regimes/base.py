@@ -103,6 +103,8 @@ class Samples:
     - ``mean_watts``: the mean power from an energy counter; None if there is none.
     - ``mean_clock_hz``: the mean clock of the compute units during the launches; None if not measured.
     - ``timer_overhead_seconds``: seconds that the timer adds to a launch, already subtracted from each sample.
+    - ``is_limited_by_host``: True if the device waited for the host between launches, so that the samples depend on the
+      speed of the host.
     - ``remarks``, ``details``: texts and named values to add to the row that the samples give.
     """
 
@@ -112,6 +114,7 @@ class Samples:
     mean_watts: float | None = None
     mean_clock_hz: float | None = None
     timer_overhead_seconds: float = 0.0
+    is_limited_by_host: bool = False
     remarks: list[str] = field(default_factory=list)
     details: dict[str, float | str] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
 from mamf.backend import Backend, Reading, Unavailable
@@ -32,6 +32,10 @@ _ENERGY_POLL_SECONDS, _MAX_ENERGY_POLLS = 0.001, 120
 #: If the device idles for more than this share of a block, the next block does not count, because the rested device is
 #: faster. If it idles for more than this share of a visit, the row gets a remark.
 _MAX_IDLE_SHARE = 0.01
+#: To learn whether the device waits for the host within a block, mamf queues a mark before the last launches of the
+#: block, whose number is this share of the block's launches. If the device has already reached the mark when the host
+#: has queued these launches, the device had no other work queued.
+_LAST_LAUNCHES_SHARE = 0.01
 #: The minimum number of oscillation periods of the power controller in a visit after a rest: one in which the power
 #: controller settles, and one that is measured.
 _MIN_OSCILLATIONS_PER_VISIT = 2
@@ -55,6 +59,8 @@ class LaunchBlock(NamedTuple):
     - ``was_queued_in_measured_part``: True if the block was queued after the visit's measured part began.
     - ``idle_seconds``: the seconds for which the device idled before the block, because the host queued the block only
       after the device had finished the previous one. ``seconds_per_launch`` does not include them.
+    - ``is_limited_by_host``: True if the device waited for the host within the block, because it ran the launches
+      faster than the host queued them. ``seconds_per_launch`` includes this waiting time.
     """
 
     seconds_per_launch: float
@@ -63,6 +69,7 @@ class LaunchBlock(NamedTuple):
     tick: EnergyTick | None
     was_queued_in_measured_part: bool
     idle_seconds: float
+    is_limited_by_host: bool
 
 
 class SustainedRegime(Regime):
@@ -261,7 +268,7 @@ class SustainedRegime(Regime):
         # Begin the measured part of the visit: change operands and poison outputs before the next block, and give all
         # later blocks the same number of launches.
         blocks.is_in_measured_part = blocks.must_poison = True
-        start_time, ticks, idle_seconds = self.backend.now(), list[EnergyTick](), 0.0
+        start_time, ticks, idle_seconds, host_limited_count = self.backend.now(), list[EnergyTick](), 0.0, 0
         for block in blocks.finished_blocks:
             now = self.backend.now()
             ticks += [block.tick] if block.tick is not None else []
@@ -280,13 +287,19 @@ class SustainedRegime(Regime):
                 continue
             samples.seconds_per_launch.append(block.seconds_per_launch)
             samples.launch_count += block.launch_count
+            host_limited_count += block.is_limited_by_host
             samples.add_reading(block.reading)
             if is_budget_over or (
                 is_long_enough and rule.should_stop(samples.seconds_per_launch, now - start_time, now, statistic="mean")
             ):
                 break
         idle_share = idle_seconds / (statistics.fmean(samples.seconds_per_launch) * samples.launch_count)
-        if idle_share > _MAX_IDLE_SHARE:
+        samples.is_limited_by_host = 2 * host_limited_count > len(samples.seconds_per_launch)
+        if samples.is_limited_by_host:
+            samples.remarks.append(
+                "the device ran the launches faster than the host queued them, so the rate depends on the host"
+            )
+        elif idle_share > _MAX_IDLE_SHARE:
             samples.remarks.append(
                 f"the device idled for more than {_MAX_IDLE_SHARE:.0%} of the time, because the host could not keep it "
                 "busy; the rate does not count the idle time"
@@ -335,8 +348,9 @@ class _BlockQueue:
 
     def _run_blocks(self) -> Iterator[LaunchBlock]:
         backend, rotation = self._regime.backend, itertools.cycle(self._checked.launches)
-        queued_blocks: deque[tuple[object, object, object, int, bool]] = deque()
+        queued_blocks: deque[tuple[object, object, object, int, bool, bool]] = deque()
         last_mark = backend.record_mark()
+        is_host_clock = backend.timer == "host clock"  # Then the host waits for each launch.
         for blocks in itertools.count():
             self._regime.require_advancing_clock(blocks)
             if self.must_poison:
@@ -345,21 +359,34 @@ class _BlockQueue:
                     self.first_stamp = backend.clock_stamps.record_stamp()
                 self.must_poison, last_mark = False, backend.record_mark()
             start = backend.record_mark() if backend.is_mark_reached(last_mark) else last_mark
-            for launch in itertools.islice(rotation, self._launches_per_block):
-                launch()
-                backend.submit()
+            first_count = self._launches_per_block - math.ceil(_LAST_LAUNCHES_SHARE * self._launches_per_block)
+            self._queue_launches(itertools.islice(rotation, first_count))
+            mark = None if is_host_clock or not first_count else backend.record_mark()
+            self._queue_launches(itertools.islice(rotation, self._launches_per_block - first_count))
+            is_limited_by_host = mark is not None and backend.is_mark_reached(mark)
             end = backend.record_mark()
-            queued_blocks.append((last_mark, start, end, self._launches_per_block, self.is_in_measured_part))
+            queued_blocks.append(
+                (last_mark, start, end, self._launches_per_block, self.is_in_measured_part, is_limited_by_host)
+            )
             last_mark = end
             if len(queued_blocks) < 2:
                 continue
             reading = self._regime.read_sensors()
-            previous_end, start, end, launch_count, was_queued_in_measured_part = queued_blocks.popleft()
+            previous_end, start, end, launch_count, was_queued_in_measured_part, is_limited_by_host = (
+                queued_blocks.popleft()
+            )
             tick = self._regime.wait_for_energy_tick(end) if self.must_find_tick else None
             backend.wait_for_mark(end)
             seconds = backend.compute_seconds_between(start, end) / launch_count
             idle_seconds = backend.compute_seconds_between(previous_end, start)
-            yield LaunchBlock(seconds, launch_count, reading, tick, was_queued_in_measured_part, idle_seconds)
+            yield LaunchBlock(
+                seconds, launch_count, reading, tick, was_queued_in_measured_part, idle_seconds, is_limited_by_host
+            )
             if not self.is_in_measured_part:
                 fitting = round(self._regime.block_seconds / seconds) if seconds > 0 else self._launches_per_block
                 self._launches_per_block = min(max(1, fitting), 4 * self._launches_per_block)
+
+    def _queue_launches(self, launches: Iterable[Launch]) -> None:
+        for launch in launches:
+            launch()
+            self._regime.backend.submit()

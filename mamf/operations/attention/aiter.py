@@ -53,7 +53,7 @@ class AiterAttention(AiterLibrary, LibraryAttention):
             v,
             causal=shape.causal,
             window_size=get_window_size(shape, -1),
-            # AITER's default is True, but then AITER cannot run its fast backward pass on gfx950.
+            # AITER's default is True, but with True AITER cannot use its fast backward kernel on gfx950.
             deterministic=False,
             # AITER requires return_lse=True if gradients will be computed.
             return_lse=problem.has_backward,

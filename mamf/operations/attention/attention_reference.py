@@ -101,8 +101,9 @@ def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor
     return ReferenceDistance(errors, slopes, worst_row_error, cosine, l1 / reference_l1 if reference_l1 else l1, rows)
 
 
-# A linear fit of a correct result to the reference has a slope near 1. The slope may differ from 1 by _MAX_SLOPE_ERROR,
-# plus MAX_ROUNDING_DEVIATIONS times the standard deviation that rounding causes.
+# mamf fits a line through the origin to a result as a function of the reference. For a correct result, the slope of the
+# line may differ from 1 by _MAX_SLOPE_ERROR, plus MAX_ROUNDING_DEVIATIONS times the standard deviation that rounding
+# causes.
 _MAX_SLOPE_ERROR, MAX_ROUNDING_DEVIATIONS = 1e-3, 8.0
 # The largest allowed relative error of a single row of the output, for exact and for approximate kernels. Rounding
 # causes far smaller errors, and a row that the kernel never wrote has a far larger error.
@@ -139,8 +140,8 @@ def judge_distance(
                 f"the {'output' if name == 'o' else 'gradient ' + name} is {1 + slope_error:.6g} times the reference; "
                 f"rounding changes this factor by at most {max_slope_error:.1g}"
             )
-    # Allow larger errors if few rows are compared, because the relative error of few rows varies more: gradients for 3
-    # tokens can have twice the relative error of gradients for many tokens.
+    # The relative error varies more if few rows are compared: with 3 tokens, gradients can have twice the relative
+    # error that they have with many tokens. So allow larger errors for few rows.
     few_rows_factor = 1 if max_error <= error_bound else 1 + 2 / math.sqrt(distance.min_compared_row_count)
     return Verdict(max_error / few_rows_factor, error_bound, reason=reason)
 

@@ -50,7 +50,7 @@ class FlashAttention2Library(KernelLibrary):
 
     def import_library(self) -> Any:
         module = super().import_library()
-        # The package flash-attn-4 also installs a module flash_attn, but only with the submodule ``cute``.
+        # The package flash-attn-4 also installs a module flash_attn. It contains only the submodule ``cute``.
         if not hasattr(module, "flash_attn_func"):
             text = "the installed module flash_attn contains only FlashAttention 4, but FlashAttention 2 is needed"
             raise ModuleNotFoundError(text, name=self.module_name)
@@ -76,7 +76,8 @@ class FlashAttention3Library(KernelLibrary):
         try:
             return importlib.import_module(_FLASH_ATTENTION_3_MODULE)
         except ModuleNotFoundError as error:
-            # If only a dependency is missing, FlashAttention 3 is installed under this name: do not try its other name.
+            # Try the module's other name only if the module itself is missing. If one of its dependencies is missing,
+            # raise the error, which names this dependency.
             if not f"{_FLASH_ATTENTION_3_MODULE}.".startswith(f"{error.name}."):
                 raise
             return super().import_library()

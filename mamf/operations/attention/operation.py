@@ -301,7 +301,10 @@ class AttentionProblem(CheckedProblem):
         return {name: Buffer(round_up_to_alignment(shape.element_counts[name]) * sets, self.dtype) for name in names}
 
     def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of the buffers plus the traffic of a launch, which estimates the size of the results."""
+        """Return the bytes of the buffers plus an estimate of the bytes of the results.
+
+        The estimate is the number of bytes that a launch moves, which is larger than the results.
+        """
         return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets).values()) + self.compute_traffic_bytes(
             shape
         )

@@ -65,10 +65,11 @@ class _SageAttention(QuantizedAttention):
 
 
 class SageAttention1(_SageAttention):
-    """The kernel of SageAttention 1, in Triton. It subtracts the mean of K in place, so each launch passes a copy of K.
+    """The kernel of SageAttention 1, in Triton.
 
-    Without the copy, the first launch would change the operands of later launches. The time of the launch includes the
-    copy, because a model that uses K afterward has to copy K too.
+    The library overwrites K: it subtracts the mean of K from K. So each launch copies K and passes the copy. Without
+    the copy, the first launch would change the operands of later launches. The time of a launch includes the copy,
+    because a model that uses K afterward has to copy K too.
     """
 
     name = "sage-1"
@@ -78,8 +79,8 @@ class SageAttention1(_SageAttention):
     capability_range = (8, 0), NO_MAX_CAPABILITY
     matmul_dtypes = _INT8_AND_FLOAT16
     head_dims = (64, 96, 128)
-    #: On normal data, a numerical model of int8 with a scale per block predicts a relative error of 1.3e-2, and the
-    #: measured difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
+    #: For normally distributed data, a simulation of int8 quantization with one scale per block predicts a relative
+    #: error of 1.3e-2, and the measured difference from FlashAttention 2 is 1.4e-2. The limit is about twice as large.
     tolerance = 3e-2
 
     def make_details(
@@ -94,7 +95,7 @@ class SageAttention1(_SageAttention):
 class SageAttention2(_SageAttention):
     """The kernel of SageAttention 2, in CUDA, or in Triton on sm86.
 
-    The details of a launch contain the dtypes of its matmuls, because they depend on the card.
+    The details of a launch contain the dtypes of its matmuls, because these dtypes depend on the card.
     """
 
     name = "sage-2"
@@ -103,8 +104,8 @@ class SageAttention2(_SageAttention):
     install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
     alternative_nvidia_command = "mamf attention --kernel sage-1"
     head_dims = range(8, 129, 8)
-    #: On normal data, the error with P and V in fp8 (3 bits of mantissa) and Q and K in int8 is 4e-2. The limit is
-    #: twice as large.
+    #: For normally distributed data, the relative error is 4e-2 with Q and K in int8, and P and V in fp8 (3 bits of
+    #: mantissa). The limit is twice as large.
     tolerance = 8e-2
 
     def supports_capability(self, capability: ComputeCapability) -> bool:

@@ -40,8 +40,8 @@ class _SpargeAttention(QuantizedAttention):
         if "topk" not in self.function_name:
             return keyword_arguments
         share = compute_attended_share(problem.sparsity, shape.seqlen_k)
-        # The library truncates the share times the number of blocks to an integer. Add a quarter of a block, so that a
-        # rounding error does not lose a block.
+        # The library multiplies the share by the number of blocks and truncates the result to an integer. Add a quarter
+        # of a block, so that a rounding error in the share does not reduce this integer by 1.
         return {**keyword_arguments, "topk": min(1.0, share + 0.25 * _KEYS_PER_BLOCK / shape.seqlen_k)}
 
     def launch_forward(

@@ -62,9 +62,10 @@ ERROR_BOUND_BY_DTYPE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "f
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error of a gradient in results/ is 3.3e-3.
 _GRADIENT_TOLERANCE_FACTOR = 2.0
-# The smallest subnormal number of a dtype. In float16, the gradient of a score may be so small that it is rounded to a
-# multiple of this number. The gradient is about the variance of the data (1/3 or more) divided by the number of keys
-# that a query sees. So the rounding adds a relative error of up to 0.87 times this number times the number of keys.
+# The smallest subnormal number of a dtype, u. In float16, the gradient of a score may be so small that it is rounded to
+# a multiple of u. The gradient is about V / N, where V is the variance of the data (1/3 or more) and N the number of
+# keys that a query sees. The root mean square of the rounding error is u / sqrt(12), which is at most 0.87 * u * N
+# relative to the gradient.
 _MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
 # The operands whose signs mamf changes between launches, by direction. For ``bwd`` mamf does not change V, because all
 # launches use the same forward pass, which saved V.
@@ -159,8 +160,8 @@ class TorchAttention(AttentionKernel):
             for buffers in buffer_sets
         ]
         if problem.direction == "bwd":
-            # Run a forward pass before the memory is measured below. Some libraries allocate memory only in their first
-            # launch, for example a workspace. This memory must not count as memory of the saved forward passes.
+            # The code below measures how much memory the forward passes save for the backward passes. Run one forward
+            # pass first, because some libraries allocate other memory, such as a workspace, in their first launch.
             attentions[0].make_launch(forward_pass)
             attentions[0].saved_output = None
         bytes_before = backend.read_allocated_memory_bytes()

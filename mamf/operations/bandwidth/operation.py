@@ -152,7 +152,9 @@ class BandwidthProblem(CheckedProblem):
         return Work(flop, self.warm * len(self.array_names) * shape.nbytes, convention, "TB/s")
 
     def limit_operand_set_count(self, shape: BandwidthShape, sets: int) -> int:
-        """Return how many operand sets to use: ``sets``, or 1 if one set is several times larger than any cache."""
+        """Return how many operand sets to use: 1 if the arrays of one set are several times larger than any cache,
+        otherwise ``sets``.
+        """
         return 1 if len(self.array_names) * shape.nbytes >= _MIN_SINGLE_SET_BYTES else sets
 
     def list_buffers(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
@@ -189,8 +191,8 @@ class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
 # mamf rejects a measured rate as impossible if it is above this many times the datasheet's bandwidth. The margin is
 # small, because no card raises its memory clock by default.
 _MAX_DATASHEET_RATIO = 1.02
-# If a launch moves at least this many times the size of the cache, at least half of the bytes come from or go to
-# memory.
+# If the bytes that a launch moves are at least this many times the size of the cache, at least half of these bytes are
+# read from memory or written to memory.
 _MIN_TRAFFIC_TO_CACHE_RATIO = 2
 # The size in bytes that mamf assumes for the memory of a device that does not report the size.
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB

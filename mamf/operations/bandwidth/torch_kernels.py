@@ -29,8 +29,8 @@ from mamf.operations.bandwidth.operation import (
 from mamf.operations.compilation import explain_triton_unavailability
 from mamf.operations.operand_sets import OperandSet, TorchKernel, draw_sample_indices, view_as_words
 
-#: The value that the pattern ``write`` writes, and the factor of a triad. It is exact in every dtype, so an element of
-#: a triad is rounded at most twice.
+#: The value that the pattern ``write`` writes, and the factor s of a triad, a = b + s * c. Every dtype represents this
+#: value exactly. So an element of a triad is rounded at most twice: after the multiplication and after the addition.
 PATTERN_SCALAR = 3.0
 # The number of elements that verification compares at once. This takes a few times 64 MiB of temporary memory.
 _ELEMENTS_PER_CHUNK = 2**24
@@ -171,8 +171,8 @@ class TorchFunctions(TorchBandwidthKernel):
         self, backend: Backend, problem: BandwidthProblem, arrays: Mapping[str, torch.Tensor]
     ) -> tuple[Callable[[], object], torch.Tensor, float]:
         array = arrays[problem.array_names[0]]
-        # On accelerators torch sums 16-bit elements directly into 32 bits. On a CPU it would first convert the whole
-        # array to 32 bits, so the sum keeps the array's dtype.
+        # On accelerators, torch sums 16-bit elements in float32 without a converted copy of the array. On a CPU, torch
+        # would first convert the whole array to float32. So on a CPU, request a sum in the dtype of the array.
         has_float32_sums = backend.is_accelerator and array.dtype.itemsize < 4
         sums = array.new_empty(1, dtype=torch.float32 if has_float32_sums else array.dtype)
         # Pass ``sums`` as an unused placeholder for each array that the pattern does not have.

@@ -57,8 +57,8 @@ def _attend_with_kvcache(
     k, v = view_as_pages(shape, k), view_as_pages(shape, v)
     if not shape.is_latent:
         return function(q, k, v, **options)
-    # With a latent, the library expects the last elements of each cached vector, which encode the position, as k, and
-    # the other elements as v. Split the queries in the same way: q gets the last elements, and qv gets the others.
+    # If the cache contains latents, the library expects each cached vector in two parts: the last elements, which
+    # encode the position, as k, and the elements before them as v. Split each query in the same way into q and qv.
     q, qv, k = q[..., shape.head_dim_v :], q[..., : shape.head_dim_v], k[..., shape.head_dim_v :]
     return function(q, k, v, qv=qv, **options)
 

@@ -30,13 +30,13 @@ from mamf.peaks import compute_max_flops, find_bandwidth
 LENGTH_DISTRIBUTION_BY_LETTER: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
 _SHAPE_PATTERN = re.compile(r"b(\d+)h(\d+)(?:kv(\d+))?q(\d+)c(\d+)([ut]?)d(\d+)(?:v(\d+))?(l?)(?:p(\d+))?", re.ASCII)
 _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head_dim", "head_dim_v")
-#: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. With a
-#: latent, the scale of the scores depends on this dimension.
+#: The head dimension of DeepSeek's keys before they are compressed to a latent: 128, plus 64 for the position. If the
+#: cache contains latents, scores are divided by the square root of this dimension.
 _DEEPSEEK_KEY_DIM = 192
 #: With ``tail`` lengths, a sequence has ``cache_len`` * x**3 tokens, with a random x from 0 to 1 (a mean of 1/4).
 _TAIL_EXPONENT = 3
-#: A graph has enough launches to read _GRAPH_CACHE_BYTES in total, which is twice the largest last-level cache of any
-#: accelerator. The number of launches is at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES.
+#: A graph has enough launches to read at least _GRAPH_CACHE_BYTES in total, twice the size of the largest last-level
+#: cache of any accelerator, but at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_AS_QUERIES = "same"
@@ -231,8 +231,8 @@ class DecodeProblem(CheckedProblem):
     """All parameters of decode attention except its shape.
 
     - ``cache_dtype``: the dtype of keys and values: ``same`` (as queries and output), or an 8-bit dtype.
-    - ``graph``: whether a launch replays a graph. The graph contains one kernel launch for each of several caches, like
-      the graph that a server replays for all layers of a model.
+    - ``graph``: whether a launch replays a graph, such as a CUDA graph. The graph launches the kernel on several KV
+      caches, one after another, like the graph of a server, which launches the kernel for each layer of a model.
     """
 
     operation: ClassVar[str] = "decode"

@@ -61,7 +61,7 @@ class ReadyKernel:
 
     - ``attend``: launches the kernel, given q [queries, heads, head_dim], k [positions, kv_heads, head_dim] and v
       [positions, kv_heads, head_dim_v], and returns the output, or a tuple that begins with it. A position is the place
-      of one token in the cache. For a latent, v is a view of a part of k.
+      of one token in the cache. If the cache contains latents, v is a view of the first head_dim_v elements of each k.
     - ``details``: facts that reports show, such as the microseconds that the host takes to plan.
     """
 

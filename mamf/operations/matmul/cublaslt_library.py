@@ -45,8 +45,9 @@ _SCALAR_TYPE_BY_DATA_TYPE: Mapping[int, Any] = {
     CUDA_DATA_TYPE_BY_DTYPE["int32"]: lambda value: c_int(int(value)),
 }
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I, COMPUTE_32F_FAST_TF32 = 68, 70, 72, 77
-# The numbers that identify attributes of a matmul descriptor: TRANS, SCALE_POINTER and SCALE_MODE, first for A and then
-# for B; and FAST_ACCUM, which applies to the whole matmul.
+# The numbers that identify attributes of a matmul descriptor. The first group contains the numbers of TRANS,
+# SCALE_POINTER and SCALE_MODE for A, and the second group those for B. The last number identifies FAST_ACCUM, which
+# applies to the whole matmul.
 _OPERAND_ATTRIBUTE_NUMBERS, _FAST_ACCUMULATION_ATTRIBUTE_NUMBER = ((3, 17, 31), (4, 18, 32)), 25
 # The number that identifies the attribute MAX_WORKSPACE_BYTES of a matmul preference.
 _MAX_WORKSPACE_ATTRIBUTE_NUMBER = 1

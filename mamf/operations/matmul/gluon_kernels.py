@@ -32,8 +32,10 @@ locate_tile = gluon.jit(triton_kernels.locate_tile.fn)
 def load_operand_blocks(a, b, ring_buffer, tile_and_step_counts, BLOCKS_PER_TILE: gl.constexpr, GROUP_M: gl.constexpr):  # type: ignore[no-untyped-def]
     """Load blocks of A and B into the ring buffer. Load a stage again as soon as both groups of warps have read it.
 
-    A stage contains one block of B, and the ``BLOCKS_PER_TILE`` blocks of A that are multiplied by this block.
-    ``tile_and_step_counts``: the numbers of tiles along M and along N, and the number of blocks along K.
+    A stage contains one block of B, and ``BLOCKS_PER_TILE`` blocks of A that are all multiplied by this block of B.
+    ``tile_and_step_counts``: the numbers of tiles along M and along N, and the number of blocks along K. ``GROUP_M``:
+    programs that run at the same time compute tiles in this many rows of tiles, so that they share operands in the
+    cache.
     """
     left, right, _, ready_barriers, free_barriers = ring_buffer
     tiles_m, tiles_n, steps = tile_and_step_counts
@@ -82,8 +84,8 @@ def compute_tile_part(  # type: ignore[no-untyped-def]
     """Compute the part of each tile that belongs to one group of four warps, and write the part to C.
 
     A tile has two or three blocks of 64 rows. Each of the two groups computes one block and, if there is a third block,
-    half of its columns. Sums stay in registers. While the tensor cores multiply one block of K, the group waits for the
-    operands of the next block.
+    half of its columns. Sums stay in registers. While the tensor cores multiply the blocks of one step along K, the
+    group waits for the blocks of the next step.
     """
     left, right, store_buffer, ready_barriers, free_barriers = ring_buffer
     tiles_m, tiles_n, steps = tile_and_step_counts

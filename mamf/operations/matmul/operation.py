@@ -42,10 +42,10 @@ from mamf.plugins.discovery import (
     warn_if_plugin_broken,
 )
 
-# This fraction of the random matmuls of ``mamf verify`` has a small C and a long K. For these shapes, libraries divide
-# K among compute units, and there have been bugs: at the K in _KNOWN_FAULTY_K_SIZES, cuBLAS 13.1.0 on Hopper omits the
-# last 8 terms of a sum. Two thirds of these matmuls have such a K. Other versions of cuBLAS have the bug at other K:
-# https://github.com/facebookexperimental/triton/pull/2767
+# _LONG_K_SHARE is the share of matmuls with a small C and a long K among the random matmuls of ``mamf verify``. For
+# these shapes, libraries divide K among compute units, and some libraries have bugs: cuBLAS 13.1.0 on Hopper omits the
+# last 8 terms of a sum if K is one of _KNOWN_FAULTY_K_SIZES. Two thirds of the long K are from this list. Other
+# versions of cuBLAS have the bug at other K: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
 _LONG_K_M_AND_N_SIZES = (16, 32, 64, 128, 512)
 
@@ -266,16 +266,17 @@ def get_ceiling_kernels(
     user_kernel_names: Iterable[str] = (),
     warn: Callable[[str], object] = lambda warning: None,
 ) -> dict[str, MatmulKernel]:
-    """Return the kernels that measured the ceilings in a log, by their names in the log.
+    """Return the kernels with which the ceilings in a log were measured, by their names in the log.
 
     The caller measures the ceilings again with these kernels, to see how much the speed of the device has changed.
 
     - ``ceiling_kernel_names``: the names of these kernels in the log.
-    - ``user_kernel_names``: the classes (``package.module:Class``) of the kernels that are not installed.
+    - ``user_kernel_names``: the class paths (``package.module:Class``) that the user gives for kernels that are not
+      installed.
     - ``warn``: called with a warning for each kernel that is neither installed nor given by the user. The result omits
       this kernel.
 
-    Raises UsageError if the user gives a kernel that did not measure a ceiling.
+    Raises UsageError if the user gives a kernel with which no ceiling was measured.
     """
     names, kernels = set(ceiling_kernel_names), {each.name: each for each in map(make_matmul_kernel, user_kernel_names)}
     if kernels_without_ceiling := kernels.keys() - names:

@@ -23,9 +23,9 @@ from mamf.operations.matmul.torch_kernels import TorchMatmul
 
 _CONFIGURATION_PATTERN = re.compile(r"(\d{2,3})x(\d{2,3})/c([12])x([12])(/pingpong)?", re.ASCII)
 _ROW_ALIGNMENT_ELEMENTS = 8
-#: The configurations to try, by the major version of NVIDIA's architecture. The first configuration is the default. A
-#: configuration consists of the rows and columns of a tile of C and, after ``c``, the rows and columns of a cluster of
-#: tiles. With ``pingpong``, two groups of warps compute tiles in turn.
+#: The configurations to try, by the major version of NVIDIA's architecture. The first configuration is the default. In
+#: ``256x192/c2x1``, a tile of C has 256 rows and 192 columns, and a cluster has 2 x 1 tiles. With ``pingpong``, two
+#: groups of warps alternate: one group computes a tile, and the other group computes the next tile.
 _CONFIGURATIONS_BY_ARCHITECTURE = {
     9: (
         "256x128/c2x1",
@@ -42,7 +42,7 @@ _CONFIGURATIONS_BY_ARCHITECTURE = {
 class QuackMatmul(TorchMatmul):
     """A matmul by quack in one configuration.
 
-    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the most promising configuration.
+    - ``configuration``: the configuration, such as ``256x192/c2x1``; None: the default configuration.
     - ``architecture_major``: the major version of the device's architecture: 9 for Hopper, 10 for Blackwell.
 
     Each configuration takes seconds to compile, so a search tries this kernel only if the user names it.

@@ -90,7 +90,8 @@ def lay_out_scales(operand: QuantizedOperand, needs_swizzle: bool) -> torch.Tens
     """Return the scales of an operand in the memory layout that torch's scaled_mm and cuBLASLt require.
 
     Store scales of 1x128 blocks by columns, and pad scales of 128x128 blocks along K. Flatten scales of MX and NVFP4
-    formats; if ``needs_swizzle``, first sort them with ``swizzle_scales``, because libraries on NVIDIA need this order.
+    formats. If ``needs_swizzle``, first reorder these scales with ``swizzle_scales``, because the libraries for NVIDIA
+    GPUs require this order.
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":

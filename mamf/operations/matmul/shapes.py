@@ -39,7 +39,9 @@ class BaseMatmulShape(BaseShape):
     @property
     @abstractmethod
     def row_counts(self) -> dict[str, int]:
-        """The number of rows of K elements in ``a`` and in ``b`` (B transposed), summed over all matmuls."""
+        """The number of rows of A (``a``) and the number of columns of B (``b``), summed over all matmuls. Each row and
+        each column has K elements.
+        """
 
     @property
     def flop(self) -> int:
@@ -79,7 +81,8 @@ class MatmulShape(BaseMatmulShape):
         return {"a": self.m, "b": self.n}
 
 
-#: If several devices of a machine share a run, each measures this shape, so that reports can compare the devices.
+#: If several devices of a machine take part in one run, each of them measures this shape, so that reports can compare
+#: the devices.
 COMMON_MATMUL_SHAPE = MatmulShape(8192, 8192, 8192)
 
 
@@ -280,7 +283,7 @@ class BaseMatmulProblem(CheckedProblem):
 
     @property
     def max_rounding_error(self) -> float:
-        """The largest relative error of C that rounding can cause if no partial sums are rounded to bfloat16."""
+        """The largest relative error of C from rounding in a kernel that does not round partial sums to bfloat16."""
         return self.tolerance / (4 if self.dtype == "bfloat16" else 2)
 
     @property
@@ -289,7 +292,9 @@ class BaseMatmulProblem(CheckedProblem):
         return self.dtype == self.out_dtype == "int8"
 
     def compute_output_scale(self, k: int) -> float:
-        """Return the factor s in C = s * A @ B: 1 or, for an int8 C, a power of two with which few values saturate."""
+        """Return the factor s in C = s * A @ B. It is 1, except for an int8 C, where it is a power of two that is so
+        small that few values of C saturate.
+        """
         if not self.has_int8_output:
             return 1.0
         deviation = _INT8_STANDARD_DEVIATIONS[self.data] ** 2 * math.sqrt(k)
@@ -302,8 +307,8 @@ class BaseMatmulProblem(CheckedProblem):
 
     @property
     def b_dtype(self) -> str:
-        """The dtype of B. It is the dtype of A, but float8_e4m3fn if A is float8_e5m2 (the dtype of gradients), because
-        no vendor supports two e5m2 operands.
+        """The dtype of B. If A is float8_e5m2 (the dtype of gradients), B is float8_e4m3fn, because no vendor supports
+        two e5m2 operands. Otherwise B has the dtype of A.
         """
         return "float8_e4m3fn" if self.dtype == "float8_e5m2" else self.dtype
 
@@ -320,8 +325,8 @@ class BaseMatmulProblem(CheckedProblem):
             ("a", self.dtype, self.layout[0] == "n"),
             ("b", self.b_dtype, self.layout[1] == "t"),
         ):
-            # An operand is stored as rows of K elements or, in the other layout, as K rows per matmul. Unused elements
-            # (the padding) follow each row.
+            # Depending on the layout, an operand is stored as rows of K elements or transposed, as K rows per matmul.
+            # Unused elements (the padding) follow each row.
             stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
             stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding_elements) * sets
             buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)

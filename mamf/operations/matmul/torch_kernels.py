@@ -1,4 +1,4 @@
-"""Multiply matrices with functions of torch: torch.mm, also under torch.compile and TunableOp, and torch._int_mm.
+"""Multiply matrices with torch.mm (directly, under torch.compile, or with TunableOp) and with torch._int_mm.
 
 ``TorchMatmul`` is the base class of matmul kernels that call one function with tensors A, B and C.
 """
@@ -32,9 +32,10 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        """Return a function that launches C = factor * A @ B, and the factor, with A (M, K), B (K, N) and C (M, N).
+        """Return a pair: a function that launches C = factor * A @ B, and the factor.
 
-        The function writes C, or returns another tensor with the result.
+        A has the shape (M, K), B has (K, N), and C has (M, N). The function writes C, or returns another tensor with
+        the result.
         """
 
     def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
@@ -98,7 +99,7 @@ class CompiledTorchMm(TorchMm):
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        # Return the result instead of writing it to C, because Inductor would only copy its own output buffer to C.
+        # Do not write to C. Inductor would compute the result in a separate buffer and then copy the buffer to C.
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 

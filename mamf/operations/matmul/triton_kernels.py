@@ -55,7 +55,7 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     INPUT_PRECISION: tl.constexpr,
     MAX_IMPRECISE_STEPS: tl.constexpr,
 ):
-    """Compute C = A @ B. Load operands through a pointer to each element, and store C by rows.
+    """Compute C = A @ B. Load each element of A and B through its own pointer, and store C in row-major order.
 
     - ``a_row_stride`` to ``b_column_stride``: the number of elements from the start of a row or column of A or B to the
       start of the next one.
@@ -116,12 +116,12 @@ def multiply_by_descriptors(  # type: ignore[no-untyped-def]
 ):
     """Compute C = A @ B, where tensor descriptors ``a``, ``b`` and ``c`` read and write blocks of the matrices.
 
-    If an operand is stored by columns, its descriptor describes the transposed matrix. The blocks of ``c`` have half
-    the width of a tile. Beyond the border of a matrix, a descriptor reads zeros and writes nothing.
+    If an operand is column-major, its descriptor describes the transposed matrix. The blocks of ``c`` have half the
+    width of a tile. Beyond the border of a matrix, a descriptor reads zeros and writes nothing.
     """
     tiles_m, tiles_n = tl.cdiv(m, BLOCK_M), tl.cdiv(n, BLOCK_N)
-    # Count the tiles to store in a separate variable. Do not use the variable of the loop. Otherwise the compiler would
-    # let the stores of a tile delay the first loads of the next tile.
+    # The stores use their own tile number instead of the loop variable. With the loop variable, the compiler would make
+    # the first loads of the next tile wait for the stores of this tile.
     tile_to_store = tl.program_id(0) - tl.num_programs(0)
     for tile in tl.range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0), flatten=True):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)

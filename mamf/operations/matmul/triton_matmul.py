@@ -217,8 +217,8 @@ class TritonMatmul(TorchMatmul):
         """Return details for reports: the configuration, the number of busy compute units if some are idle, and how
         8-bit floats are summed.
 
-        Hopper's tensor cores sum 8-bit floats with a precision of only 14 bits. So a precise kernel adds these sums to
-        float32 accumulators after every block of K.
+        Hopper's tensor cores sum 8-bit floats with a precision of only 14 bits. So without fast accumulation, the
+        kernel adds these sums to float32 accumulators after every block of K.
         """
         assert self.configuration is not None, "a prepared kernel has a configuration"
         busy_units = describe_busy_units(self.configuration.count_tiles(shape.m, shape.n), self._compute_unit_count)
@@ -272,7 +272,7 @@ class TritonMatmul(TorchMatmul):
 
 
 def supports_tensor_descriptors(backend: Backend) -> bool:
-    """Return whether the device supports tensor descriptors, and the installed Triton can create them on the host."""
+    """Return whether the device supports tensor descriptors and the installed Triton can create them on the host."""
     has_hardware = backend.runtime == "cuda" and get_architecture_major_version(backend) >= _HOPPER_MAJOR_VERSION
     return has_hardware and importlib.util.find_spec("triton.tools.tensor_descriptor") is not None
 
@@ -296,7 +296,7 @@ def _make_tensor_descriptors(
 ) -> list[Any]:
     """Make tensor descriptors of A, B and C in their memory layouts.
 
-    The blocks of C have half the width of a tile, because the kernel stores halves to save shared memory.
+    The blocks of C have half the width of a tile, because the kernel stores a tile in two halves to save shared memory.
     """
     from triton.tools.tensor_descriptor import TensorDescriptor
 

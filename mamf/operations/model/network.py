@@ -118,7 +118,7 @@ class SelfAttention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """The MLP of a block with GELU and biases (GPT-2), or with a gate, SwiGLU, and no biases (Llama)."""
+    """The MLP of a block. GPT-2 has GELU and biases. Llama has SwiGLU, which uses a gate, and no biases."""
 
     def __init__(self, problem: ModelProblem) -> None:
         super().__init__()

@@ -1,8 +1,8 @@
 """Define the operation ``model``, a training step of a language model, and count its parameters, FLOP and bytes.
 
-mamf counts the FLOP that the model needs, not those that the device executes. It does not count work that the backward
-pass repeats, such as the blocks that activation checkpointing runs again, or attention scores. The functions in this
-file have no side effects.
+mamf counts the FLOP that the model needs, not those that the device executes. The backward pass may repeat work of the
+forward pass: it computes attention scores again and, with activation checkpointing, whole blocks. mamf does not count
+this repeated work. The functions in this file have no side effects.
 """
 
 from __future__ import annotations
@@ -238,8 +238,8 @@ def _make_preset_fields(
     return {"style": style, **sizes, "vocabulary": 50257 if style == "gpt2" else 128256, "tied": tied}
 
 
-#: The fields of ModelProblem that each value of the option --size sets: models of GPT-2 and Llama 3, and a mixture of
-#: experts with the width of the small GPT-2.
+#: For each value of --size, the fields of ModelProblem that it sets. The models are GPT-2 and Llama 3 in several sizes,
+#: and a mixture of experts that is as wide as the small GPT-2.
 FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
     "small": _make_preset_fields("gpt2", 768, 3072, 12, 12, 12),
     "medium": _make_preset_fields("gpt2", 1024, 4096, 24, 16, 16),
@@ -320,7 +320,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         """Return the fields that the user gave (``given``) and, for other fields, the sizes of the preset.
 
         If the user changes ``d_model``, scale ``d_ff`` and ``heads`` by the same ratio. If ``heads`` changes, scale
-        ``kv_heads`` by the ratio of the heads. Do not scale a field that the user gave.
+        ``kv_heads`` by the same ratio as ``heads``. Do not scale a field that the user gave.
         """
         defaults = {field.name: field.default for field in fields(ModelProblem)} | dict(preset)
         completed = {**preset, **given}

@@ -123,7 +123,7 @@ class TorchModel(ModelKernel):
         network = make_network(backend.device, problem, shape, self.make_attention_function(backend, problem, shape))
         run_forward = self.make_forward_function(network)
         if problem.autocast:
-            # Apply autocast only to the forward pass, as training code does. The backward pass inherits its dtypes.
+            # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
             run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
         return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
 
@@ -298,7 +298,8 @@ class PreparedModel:
     def list_changed_operands(self) -> Sequence[str]:
         """Return the names of the operands that launches have changed.
 
-        If no operand has changed, the reference results of this network are right. So share them with other kernels.
+        If no operand has changed, also share the reference results with other kernels. The reference results were
+        computed from the operands, so they would be wrong if a launch had changed an operand.
         """
         changed_operands = self._find_changed_operands()
         if not changed_operands:

@@ -167,8 +167,11 @@ def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, .
 def _arrange_panels(
     rows: Sequence[Measurement], facets: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
 ) -> tuple[tuple[Panel | None, ...], ...]:
-    """Return the panels as a grid. Take the facets in order: a facet splits the columns if the grid then has at most
-    four columns, and otherwise splits the rows. ``make_panel``: makes the panel of some measurements.
+    """Arrange the panels in a grid. The columns differ in the values of some facets, and the rows in those of the
+    others.
+
+    Take the facets in order. Use a facet for the columns if the grid then has at most four columns, and otherwise for
+    the rows. ``make_panel``: makes the panel of some rows.
     """
     column_facets: tuple[Facet, ...] = ()
     for facet in facets:
@@ -184,7 +187,9 @@ def _arrange_panels(
 
 
 def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
-    """Return text with each product of two sizes that all rows share, such as ``; heads x head dimension = 4096``."""
+    """Describe two products, batch x length and heads x head dimension. Leave out a product that differs between rows.
+    Example: ``; heads x head dimension = 4096``.
+    """
     tokens = {row.shape.batch * row.shape.seqlen_k for row in rows}
     widths = {row.shape.heads * row.shape.head_dim for row in rows}
     sizes = [f"batch x length = {tokens.pop()}"] if len(tokens) == 1 else []

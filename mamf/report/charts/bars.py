@@ -40,8 +40,8 @@ _AXIS_HEIGHT_FACTOR = 1.12
 # share of the highest bar.
 _MIN_LABELED_PART_SHARE, _MIN_LABELED_PAGE_PART_SHARE = 0.045, 0.1
 _FAINT_OPACITY = 0.3
-# Labels below the bars of an image file: the number of characters that fit in one line across the image, and the
-# minimum length of a line to which the label of a bar is wrapped.
+# Labels below the bars of an image file: the number of characters in a line across the whole image, which the labels of
+# all bars share, and the minimum number of characters in a line of one label.
 _MAX_CHARACTERS_OF_ALL_LABELS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 
@@ -273,7 +273,9 @@ class RangeChart(Picture):
         return _RANGE_ROW_INCHES * (len(self.rows) + heading_lines) + _SPACE_BELOW_ROWS_INCHES
 
     def wrap_heading(self, group: str) -> list[str]:
-        """Return the lines of the heading of a group of rows, which fit next to the names of rows on a web page."""
+        """Wrap the heading of a group of rows, and return its lines. The row names to the left of the heading take some
+        of the width, so longer names make the lines shorter.
+        """
         name_characters = min(_MAX_NAME_CHARACTERS, max(len(row.name) for row in self.rows))
         return textwrap.wrap(group, _MAX_PAGE_LABEL_CHARACTERS - name_characters)
 

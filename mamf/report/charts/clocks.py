@@ -1,5 +1,6 @@
-"""For each row, draw the share of cycles that the kernel used against the clock of the device. The rate is proportional
-to the product of both, so curves in the background connect points of equal TFLOPS.
+"""Draw a chart with a point for each row of a log. The horizontal axis is the clock of the device. The vertical axis is
+the share of the clock cycles that the kernel used. The rate is proportional to the product of both, so curves in the
+background connect points of equal TFLOPS.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ class ClockPoint:
 
 @dataclass(frozen=True)
 class ClockChart(Picture):
-    """A chart of cycles used against clock. ``tflops_per_mhz``: the TFLOPS per MHz of clock that all compute units
-    together reach if they use every cycle. The curves of equal TFLOPS are computed from this value.
+    """A chart with the clock on the horizontal axis and the share of used cycles on the vertical axis.
+
+    ``tflops_per_mhz``: the TFLOPS per MHz of clock that all compute units together reach if they use every cycle. The
+    curves of equal TFLOPS are computed from this value.
     """
 
     points: tuple[ClockPoint, ...]

@@ -104,9 +104,11 @@ def describe_row_failures(rows: Iterable[Measurement], drawn_kernels: Iterable[s
 
 
 def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
-    """Draw a line for each regime of a sweep. The horizontal axis is the dimension (M, N or K) that varies between
-    shapes. If several dimensions vary, it is the rank of the row (1 for the fastest row), except if M = N = K in all
-    shapes.
+    """Draw a line for each regime of a sweep. The horizontal axis shows one of these:
+
+    - M, N or K, if only this dimension varies between shapes
+    - M, if M = N = K in all shapes, or if all rows have the same shape
+    - the rank of the row (1 for the fastest row), in all other cases
     """
     regimes, measured = select_rows_to_draw(rows, regime)
     first = measured[0]
@@ -244,9 +246,7 @@ def _choose_operation_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[
 
 
 def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
-    """Describe the fields in which a problem differs from at least one of ``problems``, with their values in the
-    problem.
-    """
+    """Return the names and values of the fields in which a problem differs from at least one of ``problems``."""
     make_record = get_operation(problem.operation).make_problem_record
     records = [make_record(each) for each in problems]
     fields = make_record(problem)
@@ -263,8 +263,8 @@ _PARTS_BY_PHASE: Mapping[str, tuple[str, ...]] = {
     "forward-backward": ("forward", "backward"),
     "step": ("forward", "backward", "optimizer step"),
 }
-#: Identifies a training step of which each phase (such as forward) is a separate row. The key consists of the regime,
-#: the problem of the first phase, the kernel and the batch size.
+#: Identifies the rows of one training step, which has a row for each measured phase (such as forward). The key consists
+#: of the regime, the problem of the first phase, the kernel and the batch size.
 _StepKey = tuple[str, ModelProblem, str, int]
 _RowsByPhase = Mapping[str, Measurement]
 _DIFFERENCES_NOTE = (
@@ -282,7 +282,7 @@ def make_model_chart(
     model, or all bars in one panel if there is one context length. The label of a bar contains the MAMFU (share of the
     highest measured matmul rate) of the longest phase, or its TFLOPS if no ceiling is known.
 
-    ``known_ceilings``: the ceilings of which MAMFU is a share. Raises UsageError if the log has no rates.
+    ``known_ceilings``: the ceilings from which MAMFU is computed. Raises UsageError if the log has no rates.
     """
     regimes = choose_regimes(rows, regime)
     steps: dict[_StepKey, dict[int, dict[str, Measurement]]] = {}

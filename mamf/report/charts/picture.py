@@ -118,8 +118,11 @@ def draw_figure(picture: Picture) -> Figure:
 def _drop_repeated_labels(
     axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], row_index: int, column_index: int
 ) -> None:
-    """Remove the axis labels of a panel that other panels repeat: the labels of the vertical axes if a panel in the
-    same row has the same scale, and those of the horizontal axis if there is a panel below.
+    """Remove the axis labels of a panel that a neighbor also shows:
+
+    - the labels of the left axis, if the panel to the left has the same scale
+    - the right axis (rates in percent), if a panel further right has the same scale
+    - the labels of the horizontal axis, if a panel below has the same labels
     """
     panel, left_panels, right_panels = (
         rows[row_index][column_index],
@@ -262,7 +265,8 @@ def compute_panel_width_share(axes: Axes) -> float:
 
 # -- colors and markers by name: a kernel looks the same in every picture and on every page ----------------------------
 
-#: Colors that color-blind readers can tell apart (Okabe and Ito, extended), each with a contrast of 3 to 1 on white.
+#: Colors that color-blind readers can tell apart (Okabe and Ito, extended). The contrast between each color and white
+#: is at least 3 to 1.
 COLORS = (
     *("#0072b2", "#d55e00", "#009e73", "#b8578f", "#b07c00", "#2c8ec9", "#7b3fa0"),
     *("#8c564b", "#6b6b6b", "#758200", "#aa0022", "#008f8f", "#1b2f7a", "#5a8f00"),

@@ -141,7 +141,7 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_facts(sources: Sequence[LogContent]) -> list[Fact]:
-    """Return each log's headline figures. Labels begin with the device if all differ, or the log if titles are equal."""
+    """List each log's headline figures. Labels begin with the device if all differ, or the log if titles are equal."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):

@@ -415,7 +415,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
             _watch_node_children(options, folder, run, watch)
             run.did_parent_see_end = True
         except KeyboardInterrupt:
-            pass
+            warn("interrupted: the verdict covers only what was measured before")
     run.failures = watch.failure_reasons
     try:
         run.write_run_file(folder)

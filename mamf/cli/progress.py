@@ -51,15 +51,28 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             leave=False,
             dynamic_ncols=True,
         )
-        self._shows_best_rows, self._wrong_count = shows_best_rows, 0
+        self._shows_best_rows, self._wrong_count, self._phase = shows_best_rows, 0, ""
         self._best_rows: dict[str, Measurement] = {}
         for row in logged_rows:
             self._update_best_row(row)
 
     def show_phase(self, text: str) -> None:
+        self._phase = text
+        self._show_text(text, text)
+
+    def show_step(self, step: str, is_prepared: bool) -> None:
+        """Show that the run prepares a step (the text of its shape and kernel) or, once it measures the step, show the
+        phase again.
+        """
+        if is_prepared:
+            self._show_text(self._phase, f"measuring {step}")
+        else:
+            self._show_text(f"preparing {step}", f"preparing {step}")
+
+    def _show_text(self, text: str, listener_text: str) -> None:
         self._bar.set_description_str(text)
         for listener in _PHASE_LISTENERS:
-            listener(text)
+            listener(listener_text)
 
     def add_row(self, row: Measurement) -> None:
         """Count a measured row, and show the best row so far among the rows of the same regime."""

@@ -287,6 +287,7 @@ class Session:
 
         run = self.measured_run
         run.report_phase = lambda text: progress.show_phase(text)
+        run.report_step = lambda step, is_prepared: progress.show_step(step, is_prepared)
         rows = run.yield_measurements()
         if self.options.new_log_reason:
             print_line(f"{self.options.output} {self.options.new_log_reason}: starting a new run", sys.stderr)

@@ -83,6 +83,7 @@ def measure_row(
     stopping_rule: StoppingRule,
     max_possible_rate: float | None = None,
     should_measure_clock: ShouldMeasureClock = lambda rate: False,
+    on_prepared: Callable[[], None] = lambda: None,
 ) -> Measurement:
     """Prepare and verify a kernel on a shape, then let the regime take samples until ``stopping_rule`` stops it. Return
     the row.
@@ -94,9 +95,18 @@ def measure_row(
     - ``max_possible_rate``: the FLOP or bytes per second that the device cannot exceed; None if unknown.
     - ``should_measure_clock``: a function that takes the row's rate in FLOP/s, and returns whether to measure the true
       clock of the compute units too.
+    - ``on_prepared``: called before the first sample, when the kernel is compiled and its first output is verified.
     """
     run = _RowMeasurement(
-        kernel, problem, shape, regime, operand_pool, stopping_rule, max_possible_rate, should_measure_clock
+        kernel,
+        problem,
+        shape,
+        regime,
+        operand_pool,
+        stopping_rule,
+        max_possible_rate,
+        should_measure_clock,
+        on_prepared,
     )
     backend = regime.backend
     try:
@@ -137,6 +147,7 @@ class _RowMeasurement:
     stopping_rule: StoppingRule
     max_possible_rate: float | None
     should_measure_clock: ShouldMeasureClock = lambda rate: False
+    on_prepared: Callable[[], None] = lambda: None
 
     def measure_row(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
@@ -164,6 +175,7 @@ class _RowMeasurement:
                 if kernel.reports_reserved_memory and peak is not None
                 else None
             )
+            self.on_prepared()
             samples = self.regime.take_and_verify_samples(checked, self.stopping_rule, launch_seconds)
             self.measure_true_clock(checked, samples)
             checked.require_unchanged_operands()

@@ -42,6 +42,9 @@ from mamf.plugins.contracts import convert_plugin_errors
 _MAX_CRASHES_PER_KERNEL = 3
 #: The name by which the user requested a kernel, and the kernel itself.
 NamedKernel = tuple[str, AnyKernel]
+#: A function that shows the user which step (shape and kernel, as text) a run prepares or, if True, now measures. The
+#: preparation, which includes compilation and the check of a result, can take minutes.
+StepReporter = Callable[[str, bool], None]
 
 
 @dataclass
@@ -112,6 +115,7 @@ class Runner:
       are not measured again.
     - ``report_phase``: called before each phase with a description of the phase.
     - ``clock_policy``: decides for which rows the true clock is measured.
+    - ``report_step``: called when the preparation of each step begins, and when its measurement begins.
     """
 
     backend: Backend
@@ -119,6 +123,7 @@ class Runner:
     replayed_rows: Collection[Measurement] = ()
     report_phase: Callable[[str], None] = lambda text: None
     clock_policy: ClockPolicy = field(default_factory=ClockPolicy)
+    report_step: StepReporter = lambda step, is_prepared: None
     #: The number of steps that were skipped because the budget ended.
     skipped_count: int = field(default=0, init=False)
 
@@ -271,6 +276,8 @@ class Runner:
         if reason := crashes.explain_why_not_to_launch(failed):
             return replace(failed, reason=reason)
         crashes.set_pending_row(replace(failed, reason=CRASH_REASON))
+        label = f"{step.shape} {kernel.name}"
+        self.report_step(label, False)
         try:
             should_measure_clock = partial(
                 self.clock_policy.should_measure_clock, step.phase, step.regime.name, problem, step.shape, kernel.name
@@ -284,6 +291,7 @@ class Runner:
                 rule,
                 limit,
                 should_measure_clock,
+                partial(self.report_step, label, True),
             )
             row = get_isolated_checker(self.backend).confirm_row_in_fresh_process(row, kernel, self.backend)
         finally:
@@ -319,6 +327,7 @@ class RunSetup:
     - ``rows``: all rows so far, including those of an interrupted run. The code that iterates over a strategy must
       append each row that the strategy yields.
     - ``report_phase``: called before each phase with a description of the phase.
+    - ``report_step``: called when the preparation of each step begins, and when its measurement begins.
     """
 
     plan: Plan
@@ -326,6 +335,7 @@ class RunSetup:
     kernels: Sequence[NamedKernel]
     rows: list[Measurement] = field(default_factory=list)
     report_phase: Callable[[str], None] = lambda text: None
+    report_step: StepReporter = lambda step, is_prepared: None
 
     @property
     def plan_kernels(self) -> list[Any]:
@@ -397,6 +407,7 @@ class PlanStrategy(ABC):
             self.replayed_rows,
             self.setup.report_phase,
             ClockPolicy.make_from_plan(self.plan),
+            self.setup.report_step,
         )
         yield from self.runner.measure_steps(self.yield_steps())
 

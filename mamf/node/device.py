@@ -97,6 +97,9 @@ class DeviceRun:
                 self.backend,
                 kernels,
                 report_phase=self.on_progress,
+                report_step=lambda step, is_prepared: self.on_progress(
+                    f"{'measuring' if is_prepared else 'preparing'} {step}"
+                ),
                 skipped_checks=[SIBLING_CHECK],
                 log_path=make_log_path(self.folder, self.backend.index, part),
             )

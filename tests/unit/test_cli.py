@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from mamf.cli import COMMAND_DESCRIPTIONS, COMMANDS_BY_HEADING, main
-from mamf.cli.progress import ProgressBar
+from mamf.cli.progress import ProgressBar, add_phase_listener
 from mamf.cli.terminal import parse_duration, print_line, warn
 from mamf.errors import MamfWarning
 from mamf.logs.run_log import read_run_log
@@ -380,6 +380,18 @@ def test_a_warning_clears_the_progress_line_which_then_appears_below_it(monkeypa
     assert (line, warning) == (line_below, "mamf: the card is hot\n")
     assert "warming up" in line
     assert blanks == " " * len(line)
+
+
+def test_the_line_says_which_step_is_prepared_and_then_shows_the_phase_again(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    heard = []
+    with ProgressBar(None) as progress, add_phase_listener(heard.append):
+        progress.show_phase("burst: a coarse grid")
+        progress.show_step("8x8x8 torch.mm", False)
+        progress.show_step("8x8x8 torch.mm", True)
+        lines = [line.removeprefix("0  ").strip() for line in sys.stderr.getvalue().split("\r")]
+    assert lines[-3:] == ["burst: a coarse grid", "preparing 8x8x8 torch.mm", "burst: a coarse grid"]
+    assert heard == ["burst: a coarse grid", "preparing 8x8x8 torch.mm", "measuring 8x8x8 torch.mm"]
 
 
 def test_the_progress_of_a_verification_counts_wrong_results_in_place_of_the_best_row(monkeypatch):

@@ -56,6 +56,15 @@ def records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def test_a_run_reports_each_step_when_it_prepares_the_step_and_when_it_measures_it(tmp_path):
+    events, kernel = [], SimulatedMatmul()
+    run = Run(PLAN, SimulatedBackend(), [("simulated.mm", kernel)])
+    run.report_step = lambda step, is_prepared: events.append((step, is_prepared))
+    rows = list(run.yield_measurements())
+    assert events == [(f"{row.shape} {row.kernel}", is_prepared) for row in rows for is_prepared in (False, True)]
+    assert len(rows) == len(SHAPES)
+
+
 def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
     path, seen = tmp_path / "run.jsonl", 0
     for row in driven(path, [KNOWN, *rows]).yield_measurements():

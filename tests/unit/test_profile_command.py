@@ -112,7 +112,7 @@ def seconds_of_products(trace):
     [
         ("raise SystemExit(7)", 7, ""),
         ("raise SystemExit('no data')", 1, "no data\n"),
-        ("raise KeyboardInterrupt", 130, ""),
+        ("raise KeyboardInterrupt", 130, "mamf: the script was interrupted\n"),
         ("1 / 0", 1, "ZeroDivisionError: division by zero\n"),
     ],
 )

@@ -23,6 +23,7 @@ from mamf.cli.terminal import (
     print_line,
     warn,
 )
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import MamfError, NothingProfiledError, RunLogError, UsageError, parse_size
 from mamf.files import make_folder
 from mamf.measurement import Rate, find_rate
@@ -251,6 +252,8 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
 
     profiler.on_profiled = write_profile_once
     exit_code = running.profile_program(program, profiler, options.calls)
+    if exit_code == INTERRUPTED_EXIT_CODE:
+        warn("the script was interrupted")
     if not is_written:
         write_profile_once(exit_code)
     for watch in watches:

@@ -73,6 +73,7 @@ class SharesStrategy(RowsStrategy):
         interrupted_rows = [row for row in self.setup.rows if row.phase and row.problem == problem]
         find = RunSetup(search_plan, backend, opened, interrupted_rows)
         find.report_phase = lambda text: self.setup.report_phase(f"{name} ceiling, {text}")
+        find.report_step = self.setup.report_step
         strategy = GridSearchStrategy(find) if search_plan.is_search else RowsSearchStrategy(find)
         for row in strategy.yield_results():
             if not isinstance(row, Measurement):

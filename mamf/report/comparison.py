@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 from xml.etree import ElementTree
 
-from mamf.logs.compare import Comparison, Difference, RowPair, RowVerdict
+from mamf.logs.compare import MIN_INTERVAL_COVERAGE, Comparison, Difference, RowPair, RowVerdict
 from mamf.logs.compared_rows import (
     CYCLES_UNIT,
     FALSE_ALARM_CHANCE,
@@ -151,8 +151,14 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
 
 
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
-    if pair.decide_verdict(tolerance) == "UNDECIDED" and pair.is_too_short(tolerance):
-        yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
+    if pair.decide_verdict(tolerance) == "UNDECIDED":
+        if pair.interval.coverage < MIN_INTERVAL_COVERAGE:
+            yield "the row has too few samples to decide"
+        elif pair.is_too_short(tolerance):
+            yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
+        else:
+            percent = format_as_percent(tolerance)
+            yield f"the difference may be larger or smaller than {percent}: more runs of each side can decide"
     if pair.temperature_effect >= _MIN_TEMPERATURE_EFFECT_SHARE and pair.a.celsius and pair.b.celsius:
         yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"
     if pair.interval.coverage < CONFIDENCE:

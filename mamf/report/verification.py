@@ -129,9 +129,14 @@ def _format_percent(share: float) -> str:
     return f"{100 * share:.2g}" if share < 0.995 else "100"
 
 
+# The verdict gives no upper bound of the share of wrong problems of a kernel with fewer problems than this, because the
+# bound would be above 26 %.
+_MIN_PROBLEMS_FOR_BOUND = 10
+
+
 def yield_verdict_lines(rows: MeasuredRows, is_interrupted: bool = False) -> Iterator[str]:
     """Yield lines with the verdict, what was checked, and the 95 % interval of the share of wrong problems. If several
-    pairs of kernel and dtype were checked, the last line gives this interval for the pair with the fewest problems.
+    pairs of kernel and dtype were checked, the last line is about the pair with the fewest problems.
     """
     totals = count_verified_items(rows)
     wrong, problems = totals["wrong"], totals["problems"]
@@ -154,10 +159,11 @@ def yield_verdict_lines(rows: MeasuredRows, is_interrupted: bool = False) -> Ite
     tested = {key: each for key, group in groups.items() if (each := count_verified_items(group))["problems"]}
     if len(tested) > 1:
         (kernel, dtype), fewest = min(tested.items(), key=lambda item: item[1]["problems"])
-        bound = _describe_wrong_share(fewest["wrong"], fewest["problems"])
+        share = f"with 95 % confidence {_describe_wrong_share(fewest['wrong'], fewest['problems'])} are wrong"
+        if fewest["problems"] < _MIN_PROBLEMS_FOR_BOUND and not fewest["wrong"]:
+            share = "too few for a bound, none was wrong; a longer --budget checks more"
         yield (
-            f"the least tested kernel is {kernel} in {dtype}, "
-            f"{format_count(fewest['problems'], 'problem')}: {bound} of its problems are wrong"
+            f"the least tested kernel is {kernel} in {dtype}, {format_count(fewest['problems'], 'problem')}: {share}"
         )
 
 

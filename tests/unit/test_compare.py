@@ -19,7 +19,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
-from mamf.report.comparison import make_comparison_document
+from mamf.report.comparison import make_comparison_document, yield_pair_remarks
 from mamf.report.formats import FORMATTERS
 from mamf.statistics import Repeatability, summarize_samples
 
@@ -135,6 +135,19 @@ def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide
     a, b = (log(*(row(seconds, shape) for shape in many)) for seconds in (1.0075, 1.0))
     longer = compare(a, b).pairs[0]
     assert (longer.decide_verdict(0.01), longer.is_too_short(0.01)) == ("UNDECIDED", False)
+
+
+@pytest.mark.parametrize("tolerance", [0.003, 0.01, 0.03])
+def test_each_undecided_row_has_one_reason(tolerance):
+    seconds = {MatmulShape(1024 * number, 1024, 1024): 1 + 0.002 * number for number in range(1, 9)}
+    counts = {shape: 1 if shape.m == 1024 else 8 for shape in seconds}
+    a, b = (log(*(row(factor.get(shape, 1.0), shape, counts[shape]) for shape in seconds)) for factor in ({}, seconds))
+    reasons = ("too few samples to decide", "too short to decide", "may be larger or smaller")
+    pairs = [pair for pair in compare(a, b).pairs if pair.decide_verdict(tolerance) == "UNDECIDED"]
+    assert pairs
+    for pair in pairs:
+        remarks = " ".join(yield_pair_remarks(pair, tolerance))
+        assert sum(reason in remarks for reason in reasons) == 1
 
 
 def test_a_comparison_without_decided_rows_says_so():

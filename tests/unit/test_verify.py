@@ -1,5 +1,6 @@
 """mamf verify: what it finds in virtual time, where it says that a fault is, and what it says of a clean run."""
 
+import dataclasses
 import math
 import random
 import re
@@ -20,7 +21,12 @@ from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
 from mamf.node.verdict import NodeDevice
 from mamf.pages.report import make_report_page
 from mamf.plugins.discovery import make_operation
-from mamf.report.verification import compute_max_wrong_share, compute_wrong_share_range, count_verified_items
+from mamf.report.verification import (
+    compute_max_wrong_share,
+    compute_wrong_share_range,
+    count_verified_items,
+    yield_verdict_lines,
+)
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
@@ -64,6 +70,21 @@ def test_both_states_of_the_device_are_checked():
     )
     assert not any(spaced)
     assert sum(loaded) > len(loaded) / 2
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [
+        (1, "1 problem: too few for a bound, none was wrong; a longer --budget checks more"),
+        (10, "10 problems: with 95 % confidence at most 26 % are wrong"),
+    ],
+)
+def test_the_least_tested_kernel_has_a_bound_only_if_enough_problems_were_checked(count, expected):
+    rows = [row for row in verified(Physics(), budget=10.0) if row.ok][:count]
+    others = [dataclasses.replace(row, kernel="other") for row in rows]
+    more = [dataclasses.replace(row, round=1000 + row.round) for row in others]
+    *_, line = yield_verdict_lines([*rows, *others, *more])
+    assert line == f"the least tested kernel is simulated.mm in bfloat16, {expected}"
 
 
 # -- the command -------------------------------------------------------------------------------------------------------

@@ -329,11 +329,17 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
 
 
 def add_findings_to_header(header: dict[str, Any], findings: Iterable[str]) -> None:
-    """Add findings to the header of a log, unless the header already contains them.
+    """Add findings to the header of a log, unless the header already contains them. Leave out that a check is ok if the
+    same check found a problem at another time.
 
-    ``findings``: the problems that the machine checks found after the run had begun.
+    ``findings``: what the machine checks found after the run had begun.
     """
-    header["findings"] = list(dict.fromkeys([*header.get("findings", ()), *findings]))
+    texts = dict.fromkeys([*header.get("findings", ()), *findings])
+    check_by_text = {text: text.partition(" ")[2].partition(":")[0].strip() for text in texts}
+    problems = {check for text, check in check_by_text.items() if not text.startswith("ok ")}
+    header["findings"] = [
+        text for text, check in check_by_text.items() if not text.startswith("ok ") or check not in problems
+    ]
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

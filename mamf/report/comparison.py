@@ -324,9 +324,11 @@ def describe_guard_verdict(result: GuardResult) -> str:
     without_reasons = "no row was compared with the baseline"
     if result.is_finished and counts["new"]:
         compared_count = len(result.rows) - counts["new"]
-        without_reasons = f"none of {compared_count} is {slower}; {counts['new']} of {rows} not in the baseline"
+        without_reasons = (
+            f"0 of {format_count(compared_count, 'row')} {slower}; {counts['new']} of {rows} not in the baseline"
+        )
     elif result.is_finished:
-        without_reasons = f"none of {rows} is {slower}"
+        without_reasons = f"0 of {rows} {slower}"
     verdict = "FAILED" if result.has_failed else "PASSED" if result.is_finished else "UNDECIDED"
     return f"guard {verdict}: {', '.join(reasons) or without_reasons}"
 
@@ -350,8 +352,9 @@ def describe_row_outcome(row: JudgedRow) -> str:
     a, b, interval = row.pair.a, row.pair.b, row.pair.interval
     assert a.rate is not None and b.rate is not None, "only measured rows are paired"
     new_measurements = f", from {b.repetition_count} new measurements" if b.repetition_count else ""
+    unit, factor = choose_rate_unit([row.pair])
     return (
-        f"{format_four_digits(b.rate)} {b.unit}, was {format_four_digits(a.rate)}: "
+        f"{format_four_digits(factor * b.rate)} {unit}, was {format_four_digits(factor * a.rate)}: "
         f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){new_measurements}"
     )
 

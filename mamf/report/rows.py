@@ -291,7 +291,8 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         yield f"    {'; '.join(filter(None, details))}"
     if len(measured) > 1 and len({row.kernel for row in measured}) == 1:
         rates = [row.comparable_rate for row in measured]
-        means = [format_rate(mean(rates), best.work.unit) for mean in (fmean, geometric_mean)]
+        unit, factor = choose_unit(best.work.unit, [best.best_rate])  # both means in the unit of the best row
+        means = [f"{format_four_digits(factor * mean(rates))} {unit}" for mean in (fmean, geometric_mean)]
         yield f"mean {make_group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
 
 

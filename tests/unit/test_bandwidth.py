@@ -1,6 +1,6 @@
 """Array sizes, what a pass moves, and what the operation says of a device."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,8 @@ from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape
 from mamf.plugins.discovery import make_operation
+from mamf.report.rows import describe_best_rows
+from mamf.report.shares import ShareCalculator
 from mamf.testing import Physics, SimulatedBackend, SimulatedBandwidth
 
 MIB, GIB = 2**20, 2**30
@@ -109,3 +111,13 @@ def test_set_replaces_the_default_of_a_command_but_not_an_option(run):
     assert (code, "shapes: 1, 1 row in burst" in out) == (0, True), err
     code, _, err = run(*asked, "--pattern", "copy")
     assert (code, "pattern is set twice" in err) == (2, True)
+
+
+def test_a_summary_has_one_unit():
+    backend = SimulatedBackend()
+    shapes = (BandwidthShape(GIB), BandwidthShape(2**16))
+    rows = [measured(backend, BandwidthProblem(), shape) for shape in shapes]
+    (best, *_, means) = describe_best_rows(rows, ShareCalculator({"device": asdict(backend.info)}))
+    assert "TB/s" in best
+    assert means.count("TB/s") == 2
+    assert 1e-3 < rows[1].best_rate < 0.5 < 1 < rows[0].best_rate

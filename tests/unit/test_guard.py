@@ -82,7 +82,7 @@ def slower(monkeypatch, share=0.03):
 def test_an_unchanged_kernel_passes(guard):
     code, out, _ = guard("--junit", "guard.xml", "--output", "again.jsonl")
     assert code == 0
-    assert "\nguard PASSED: none of 4 rows is slower by more than 2 %\n" in out
+    assert "\nguard PASSED: 0 of 4 rows slower by more than 2 %\n" in out
     assert re.findall(r"  (ok|SAME|UNDECIDED)\n", out) == ["ok"] * 3  # the table leaves out one row that did not change
     suite = ElementTree.parse(guard.folder / "guard.xml").getroot()
     assert {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} == {
@@ -294,12 +294,12 @@ def guarded_rows(*outcomes):
 @pytest.mark.parametrize(
     ("outcomes", "verdict"),
     [
-        (["ok", "ok"], "guard PASSED: none of 2 rows is slower by more than 2 %"),
+        (["ok", "ok"], "guard PASSED: 0 of 2 rows slower by more than 2 %"),
         (
             ["ok", "undecided"],
             "guard UNDECIDED: 1 of 2 rows undecided, because samples scatter too much or are too few",
         ),
-        (["ok", "new"], "guard PASSED: none of 1 is slower by more than 2 %; 1 of 2 rows not in the baseline"),
+        (["ok", "new"], "guard PASSED: 0 of 1 row slower by more than 2 %; 1 of 2 rows not in the baseline"),
         (["new"], "guard UNDECIDED: no row was compared with the baseline"),
         ([], "guard UNDECIDED: no row was compared with the baseline"),
     ],

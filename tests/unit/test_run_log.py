@@ -12,7 +12,7 @@ from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.errors import MAX_LOG_BYTES, MAX_LOG_LINE_BYTES, RunLogError, RunLogWriteError, UsageError
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.logs.records import make_measurement_record
-from mamf.logs.run_log import SCHEMA_VERSION, read_run_log
+from mamf.logs.run_log import SCHEMA_VERSION, add_findings_to_header, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.machine.privacy import _compile_private_name_rules, scrub_text
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
@@ -367,3 +367,13 @@ def test_a_number_of_the_device_with_more_than_64_bits_is_refused(log_path):
     log_path.write_text(json.dumps(record) + "\n" + "".join(rest))
     with pytest.raises(RunLogError, match="a number in the device's record has more than 64 bits"):
         read_run_log(log_path)
+
+
+@pytest.mark.parametrize("is_first_ok", [True, False])
+def test_a_check_that_found_a_problem_before_or_after_resuming_is_not_also_ok(is_first_ok):
+    ok, warning = "ok   cpu load: the CPU is 0 % busy", "WARN cpu load: the CPU is 80 % busy; times vary"
+    clock = "ok   clocks: not limited"
+    first, later = (ok, warning) if is_first_ok else (warning, ok)
+    header = {"findings": [first, clock]}
+    add_findings_to_header(header, [later, clock])
+    assert sorted(header["findings"]) == [warning, clock]

@@ -9,7 +9,13 @@ from mamf.ceilings.ceiling import Ceiling, require_known_interval
 from mamf.ceilings.roof import MEMORY_LEVEL, READ_PATTERN, Roofs, build_roofs, find_memory_level, make_ceiling_key
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
-from mamf.operations.bandwidth.operation import BandwidthOperation, BandwidthProblem
+from mamf.operations.bandwidth.operation import (
+    DEFAULT_CACHE_BYTES,
+    MIN_ARRAYS_TO_CACHE_RATIO,
+    BandwidthOperation,
+    BandwidthProblem,
+    BandwidthShape,
+)
 
 
 def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str, str], Ceiling]:
@@ -63,6 +69,15 @@ def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False, needs_kn
             matmul_ceilings = [each for each in matmul_ceilings if each.interval.is_known] or matmul_ceilings
         confirmed_ceilings = [*matmul_ceilings, *log.other_ceilings.values()]
         ceilings_of_log = confirmed_ceilings or list(find_read_bandwidths(log, cache_bytes).values())
+        if not ceilings_of_log and any(
+            row.ok and row.operation == BandwidthOperation.name and row.problem.pattern == READ_PATTERN
+            for row in log.measurements
+        ):
+            size = BandwidthShape(MIN_ARRAYS_TO_CACHE_RATIO * (cache_bytes or DEFAULT_CACHE_BYTES))
+            raise UsageError(
+                f"{log.path} has no bandwidth ceiling, because its arrays are so small that a cache may serve them: "
+                f"measure with 'mamf bandwidth --pattern read --size {size}'"
+            )
         if not ceilings_of_log:
             raise UsageError(
                 f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf bandwidth --pattern read' or 'mamf "

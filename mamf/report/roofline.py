@@ -169,8 +169,8 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 
 def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
     """Yield lines that say how many rows are near their roof, which row is nearest, and which ceilings are missing.
-    Without rows, yield lines with the balance point of each dtype: the FLOP per byte below which memory bandwidth
-    limits the rate.
+    Without rows, name the regimes without a memory bandwidth, and yield lines with the balance point of each dtype: the
+    FLOP per byte below which memory bandwidth limits the rate.
 
     ``best_first``: the rows by share of roof, the highest first.
     """
@@ -184,7 +184,12 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
             f"{format_percent(nearest.roof_share or 0.0)} % of the {nearest.bound} roof"
         )
     yield from describe_missing_roofs((point.row for point in best_first), roofs)
-    for (dtype, regime), ceiling in () if best_first else roofs.compute_ceilings.items():
+    if best_first:
+        return
+    if regimes := [each for each in roofs.regimes if (MEMORY_LEVEL, each) not in roofs.bandwidth_ceilings]:
+        find_command = f"mamf find --operation bandwidth --regime {' '.join(regimes)}"
+        yield f"no memory bandwidth is known in {' and '.join(regimes)}: measure it with '{find_command}'"
+    for (dtype, regime), ceiling in roofs.compute_ceilings.items():
         balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)
         if balance is not None:
             yield (

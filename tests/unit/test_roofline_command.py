@@ -66,6 +66,15 @@ def test_finds_that_are_there_are_continued_and_print_to_stderr(run, here):
     assert (here / CEILING_REGIMES[0]).read_text().startswith("".join(whole[CEILING_REGIMES[0]]))
 
 
+def test_a_missing_memory_roof_has_a_reason(run, here):
+    code, out, _ = run("roofline", "--ceiling", CEILING_REGIMES[0])
+    assert code == 0 and "no memory bandwidth is known in burst and sustained: measure it with" in out
+    assert "no memory bandwidth" not in run("roofline", "--ceiling", *CEILING_REGIMES)[1]
+    assert run("bandwidth", "--pattern", "read", "--size", "1MiB", "--output", "small.jsonl")[0] == 0
+    code, _, err = run("roofline", "--ceiling", "small.jsonl")
+    assert code == 2 and "its arrays are so small that a cache may serve them: measure with 'mamf bandwidth" in err
+
+
 def test_rows_are_placed_under_it(run, here):
     shape = "64x8192x8192"
     assert run("sweep", "--shapes", shape, "8192x8192x8192", "--output", "decode.jsonl")[0] == 0

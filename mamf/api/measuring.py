@@ -217,7 +217,7 @@ class CeilingSearch:
     >>> for row in search:
     ...     if search.ceilings:
     ...         break
-    >>> search.ceiling.rounds
+    >>> search.ceiling.round_count
     3
     """
 

@@ -79,7 +79,9 @@ def ceiling_of(backend, regime="burst", tflops=None, **fields):
     true = REFERENCE.flop / backend.compute_matmul_cycles(REFERENCE) * clock / 1e12
     own = {"device": backend.info.name, "uuid_hash": None, "problem": MatmulProblem(), "kernel": "simulated.mm"}
     figure = tflops or true
-    return Ceiling(**own | fields, regime=regime, shape=REFERENCE, rate=figure, interval=Interval(0, 0, 1), rounds=9)
+    return Ceiling(
+        **own | fields, regime=regime, shape=REFERENCE, rate=figure, interval=Interval(0, 0, 1), round_count=9
+    )
 
 
 def swept(backend, plan, ceilings=None, rows=()):
@@ -123,7 +125,7 @@ def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
     backend = SimulatedBackend()
     burst = ceiling_of(backend)
     with pytest.raises(IncomparableError, match="sustained"):
-        burst.utilization(flop=1e12, seconds=1e-3, regime="sustained")
+        burst.compute_utilization(flop=1e12, seconds=1e-3, regime="sustained")
     with pytest.raises(IncomparableError, match="find"):
         require_usable_ceiling(dataclasses.replace(burst, device="NVIDIA H200"), backend)
     half = plan_of(problems=(AttentionProblem("float16"),))

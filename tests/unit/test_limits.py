@@ -253,10 +253,10 @@ def of_attention(**options):
     ("call", "told"),
     [
         (
-            lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"),
+            lambda: CEILING.compute_utilization(flop=1, seconds=0, regime="burst"),
             "seconds must be a number of seconds above 0, not 0",
         ),
-        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "of at least 0, not nan"),
+        (lambda: CEILING.compute_utilization(flop=math.nan, seconds=1, regime="burst"), "of at least 0, not nan"),
         (lambda: of_sweep(precision=0), r"precision must be a share between 0 and 1 \(such as 0.003\), not 0"),
         (lambda: of_sweep(budget_seconds=0), "budget_seconds must be a number of seconds above 0, not 0"),
         (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),

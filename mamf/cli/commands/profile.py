@@ -289,7 +289,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
     ``ran_on_device``: whether the profiled work ran on a device other than the CPU. Raises RunLogError if a log has no
     sustained ceiling.
     """
-    from mamf.ceilings.ceiling import mark_source_as_option
+    from mamf.ceilings.ceiling import copy_as_given_ceiling
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
@@ -300,7 +300,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
         if SUSTAINED not in log.ceilings:
             regimes_of_log = f"its ceilings: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}): measure one with 'mamf find'")
-        given_ceilings |= {key: mark_source_as_option(each) for key, each in log.matmul_ceilings.items()}
+        given_ceilings |= {key: copy_as_given_ceiling(each) for key, each in log.matmul_ceilings.items()}
     return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
 
 

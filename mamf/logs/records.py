@@ -32,7 +32,7 @@ RecordT = TypeVar("RecordT")
 #: A whole number that fits in 64 bits. JSON itself has no limit.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: A reading of a sensor, such as a clock in MHz; None if the sensor gave none. Whole numbers stay whole in the log.
-SensorReading = Int64 | float | None
+SensorValue = Int64 | float | None
 #: The value that one field of a shape or problem may have.
 PlainValue = str | bool | Int64 | float | None
 FieldValues = dict[str, PlainValue | list[PlainValue]]
@@ -83,9 +83,9 @@ class MeasurementRecord(Struct, kw_only=True):
     samples_seconds: list[SampleSeconds]
     implausible_samples_seconds: list[TimerReading]
     relative_error: float | None
-    clock_mhz: SensorReading
-    watts: SensorReading
-    celsius: SensorReading
+    clock_mhz: SensorValue
+    watts: SensorValue
+    celsius: SensorValue
     throttle_reasons: list[str]
     throttle_shares: dict[str, float] | Missing = UNSET
     true_clock_mhz: TrueClockMhz | Missing = UNSET
@@ -123,9 +123,9 @@ class CeilingRecord(Struct, kw_only=True):
     gain_over_default: float | None
     repeatability: Repeatability | None
     joules_per_tflop: float | Missing | None = UNSET
-    clock_mhz: SensorReading
-    watts: SensorReading
-    celsius: SensorReading
+    clock_mhz: SensorValue
+    watts: SensorValue
+    celsius: SensorValue
     throttle_reasons: list[str]
     true_clock_mhz: TrueClockMhz | Missing = UNSET
     cycles_used: CyclesUsed | Missing = UNSET

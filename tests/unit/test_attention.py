@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_plans import kernels_plan, setup_of
 from refusals import assert_refused
 
-from mamf.backend import Unavailable
+from mamf.backend import Unavailability
 from mamf.ceilings.ceiling import Ceiling, compute_card_drift, compute_mamfu, require_usable_ceiling
 from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_operation_options, make_request
@@ -210,7 +210,7 @@ def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
     ("asked", "compiler", "kernels", "rows"),
     [
         ([], None, "eager compiled-eager", 80),
-        ([], Unavailable("no compiler", "get one"), "eager", 40),
+        ([], Unavailability("no compiler", "get one"), "eager", 40),
         (["--direction", "fwd", "--head-dims", "16"], None, "eager compiled-eager", 10),
         (["--kernel", "sdpa-math"], None, "sdpa-math", 40),
     ],

@@ -122,7 +122,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     import tempfile
 
-    from mamf.machine.environment import check_host_load, format_advice, quote_command_line, select_warnings
+    from mamf.machine.environment import check_host_load, format_check_result, quote_command_line, select_warnings
     from mamf.profiling.log import get_rank
 
     options.command_line = quote_command_line()  # Save the command line now, because the script changes sys.argv.
@@ -147,7 +147,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     )
     if "WORLD_SIZE" not in os.environ:  # Several ranks that start keep the host busy themselves.
         for finding in select_warnings([check_host_load()]):
-            warn(format_advice(finding))
+            warn(format_check_result(finding))
     folder = Path(tempfile.mkdtemp())  # A forked child of the script would remove a TemporaryDirectory.
     try:
         return _profile_script(options, program, folder)

@@ -135,7 +135,7 @@ class Run(RunSetup):
                     if isinstance(record, Measurement):
                         yield record
                     self.check_signals()
-                is_cut, is_idle = self.kind.is_run_cut_short(self, strategy.skipped_count), True
+                is_cut, is_idle = self.kind.is_run_cut_short(self, strategy.skipped_step_count), True
                 status = "interrupted" if is_cut else "complete"
                 reason = "; ".join([*(["the budget ended"] if is_cut else []), *self.failures])
             except KeyboardInterrupt:

@@ -89,11 +89,11 @@ class RunKind:
         """
         return len(setup.remaining_steps)
 
-    def is_run_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
-        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that were not
+    def is_run_cut_short(self, setup: RunSetup, skipped_step_count: int) -> bool:
+        """Return whether the time budget ended the run early. ``skipped_step_count``: the number of steps that were not
         measured because the budget ended.
         """
-        return bool(skipped_count)
+        return bool(skipped_step_count)
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
@@ -203,8 +203,8 @@ class FindKind(RunKind):
         supported_problems = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
         return sum(key not in confirmed for key in itertools.product(supported_problems, plan.regimes))
 
-    def is_run_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
-        return bool(skipped_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))
+    def is_run_cut_short(self, setup: RunSetup, skipped_step_count: int) -> bool:
+        return bool(skipped_step_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))
 
     def format_command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"

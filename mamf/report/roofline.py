@@ -216,7 +216,7 @@ def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[
     # If several ceilings have the same name, the last one replaces the others. So put sustained ceilings after burst
     # ceilings, and higher rates after lower rates.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
-        name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
+        name = f"matrix_{DTYPES[ceiling.problem.dtype].datasheet_dtype}"
         tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
     architecture: dict[str, Any] = {"name": roofs.device}
     memory = roofs.bandwidth_ceilings.get((MEMORY_LEVEL, SUSTAINED)) or roofs.bandwidth_ceilings.get(

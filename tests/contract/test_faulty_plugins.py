@@ -625,8 +625,8 @@ def test_the_library_warns_of_it(broken):
         ("sustained_traits", {"swing_seconds": 0.0}, "swing_seconds is a number above 0"),
         (
             "sustained_traits",
-            {"anew_repeatability": 0.01},
-            "anew_repeatability is mamf.statistics.Repeatability | None",
+            {"repeatability_after_rest": 0.01},
+            "repeatability_after_rest is mamf.statistics.Repeatability | None",
         ),
         ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is finite float"),
     ],

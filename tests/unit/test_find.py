@@ -288,7 +288,7 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     Late(find, "burst: measuring the fastest again", 1.0, left)
     rows = found(find)
     assert find.ceilings == {}
-    assert find.strategy.skipped_count
+    assert find.strategy.skipped_step_count
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
@@ -686,7 +686,7 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
     assert seconds <= find.plan.budget_seconds == 13.2
-    assert not find.strategy.skipped_count
+    assert not find.strategy.skipped_step_count
     assert all(ceiling.round_count >= 3 for ceiling in find.ceilings.values())
 
 

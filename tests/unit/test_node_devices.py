@@ -237,7 +237,7 @@ def test_copies_to_the_next_device_are_measured_while_neither_neighbour_copies(t
     turns = []
     for index in range(count):
         told = []
-        run = DeviceRun(ring(index), tmp_path, wait_for_others=lambda told=told: told.append("meet") or True)
+        run = DeviceRun(ring(index), tmp_path, wait_for_other_devices=lambda told=told: told.append("meet") or True)
         run._measure_part = told.append
         run.measure_copies_to_next_device()
         assert told.count("peers") == 1

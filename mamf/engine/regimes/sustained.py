@@ -131,7 +131,7 @@ class SustainedRegime(Regime):
         traits = self.backend.sustained_traits
         if self.settling_seconds_after_rest is None:
             return traits.repeatability or look_up_repeatability(self.backend.name, self.name, problem)
-        return traits.anew_repeatability or look_up_repeatability(self.backend.name, AFTER_REST_STATE, problem)
+        return traits.repeatability_after_rest or look_up_repeatability(self.backend.name, AFTER_REST_STATE, problem)
 
     @property
     def row_remark(self) -> str:

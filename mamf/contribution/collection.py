@@ -191,7 +191,7 @@ class Submitters:
     account_by_log: Mapping[Path, str]
     maintainers: frozenset[str] = frozenset()
 
-    def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
+    def is_rate_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
         """Return whether a rate is confirmed: a maintainer submitted it, or another account submitted a similar rate.
 
         ``others``: rates from complete runs that have the same ``confirmation_key``.
@@ -213,7 +213,7 @@ def split_by_confirmation(
     listed = list(rates)
     complete = group_pairs((entry.confirmation_key, entry) for entry in listed if entry.tier == "complete")
     groups = group_pairs(
-        (submitters.is_confirmed(entry, complete.get(entry.confirmation_key, ())), entry) for entry in listed
+        (submitters.is_rate_confirmed(entry, complete.get(entry.confirmation_key, ())), entry) for entry in listed
     )
     return groups.get(True, []), groups.get(False, [])
 
@@ -330,7 +330,7 @@ def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = Fa
     return [best[key] for key in keys]
 
 
-def select_best_per_problem(rates: Sequence[ResultRate]) -> list[ResultRate]:
+def select_best_rate_per_problem(rates: Sequence[ResultRate]) -> list[ResultRate]:
     """Select one rate for each operation, regime, problem and accelerator.
 
     The selected rate is the highest ceiling or, if there is no ceiling, the rate of the best row.

@@ -63,7 +63,7 @@ class DeviceRun:
     verify_budget_seconds: float | None = None
     on_progress: Callable[[str], None] = lambda text: None
     #: A function that blocks until all devices of the machine have called it, and returns whether to continue.
-    wait_for_others: Callable[[], bool] = lambda: True
+    wait_for_other_devices: Callable[[], bool] = lambda: True
 
     def measure_single_device_parts(self) -> None:
         """Measure the parts that need only this device: its ceilings (highest matmul rates), bandwidth and copies to
@@ -83,7 +83,7 @@ class DeviceRun:
         index, count = self.backend.index, self.backend.count_devices()
         turn_of_device = 2 if count % 2 and index == count - 1 else index % 2
         for turn in range(3):
-            if not self.wait_for_others():
+            if not self.wait_for_other_devices():
                 return
             if turn == turn_of_device:
                 self._measure_part("peers")

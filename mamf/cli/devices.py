@@ -430,11 +430,11 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
 
     def answer_waiting_children(children: ChildProcesses) -> None:
         if watch.failure_reasons:
-            run.not_together_reason = (
+            run.separate_measurement_reason = (
                 f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
             )
         for index in watch.running_ranks:
-            children.send_line(index, _END_ANSWER if run.not_together_reason else _MEASURE_ANSWER)
+            children.send_line(index, _END_ANSWER if run.separate_measurement_reason else _MEASURE_ANSWER)
 
     run_children(watch, commands, answer_waiting_children)
 
@@ -468,7 +468,7 @@ def measure_node_device(options: argparse.Namespace, send_record: SendRecord) ->
     )
     send_record({ADDRESS_KEY: backend.read_bus_address()})
 
-    def wait_for_others() -> bool:
+    def wait_for_other_devices() -> bool:
         """Wait until the processes of all devices have called this function. Return False if a device failed."""
         send_record({PHASE_KEY: WAITING_PHASE})
         return sys.stdin.readline().strip() == _MEASURE_ANSWER
@@ -481,7 +481,7 @@ def measure_node_device(options: argparse.Namespace, send_record: SendRecord) ->
         options.budget or NODE_BUDGET_SECONDS,
         options.verify,
     )
-    run.on_progress, run.wait_for_others = lambda text: send_record({PHASE_KEY: text}), wait_for_others
+    run.on_progress, run.wait_for_other_devices = lambda text: send_record({PHASE_KEY: text}), wait_for_other_devices
     run.measure_single_device_parts()
     if device_count > 1:
         run.measure_copies_to_next_device()

@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from mamf.backend import STARTING_PROCESS_PID_VARIABLE, Advice
+from mamf.backend import STARTING_PROCESS_PID_VARIABLE, CheckResult
 
 _MIG_SLICE_PATTERN = re.compile(r"\bMIG \S+")
 # NVML's virtualization mode of a vGPU (NVML_GPU_VIRTUALIZATION_MODE_VGPU). A whole card in a virtual machine reports a
@@ -87,7 +87,7 @@ def _find_pids_of_run() -> set[int]:
     return pids
 
 
-def check_card_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
+def check_card_sharing(sensors: Any, name: str, index: int) -> list[CheckResult]:
     """Return findings on whether the card is split, and whether other processes use it.
 
     ``index``: the card's index in nvidia-smi.
@@ -96,11 +96,13 @@ def check_card_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
     if mig_slice := find_mig_slice(name):
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
         findings.append(
-            Advice("whole card", "warning", f"the device is a slice of a card: {mig_slice}", _SHARING_COST, command)
+            CheckResult(
+                "whole card", "warning", f"the device is a slice of a card: {mig_slice}", _SHARING_COST, command
+            )
         )
     if _detect_vgpu(sensors):
         findings.append(
-            Advice(
+            CheckResult(
                 "whole card",
                 "warning",
                 "the device is a vGPU",
@@ -110,7 +112,7 @@ def check_card_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
         )
     if _detect_mps(sensors):
         findings.append(
-            Advice(
+            CheckResult(
                 "MPS",
                 "warning",
                 "the MPS daemon is running, so other processes may share the card",
@@ -121,14 +123,14 @@ def check_card_sharing(sensors: Any, name: str, index: int) -> list[Advice]:
     return findings
 
 
-def _check_other_processes(sensors: Any) -> Advice:
+def _check_other_processes(sensors: Any) -> CheckResult:
     count = count_other_processes(sensors)
     if count is None:
-        return Advice(_OTHER_PROCESSES, "unknown", "NVML does not report which processes use the card")
+        return CheckResult(_OTHER_PROCESSES, "unknown", "NVML does not report which processes use the card")
     if not count:
-        return Advice(_OTHER_PROCESSES, "ok", "no other process uses this device")
+        return CheckResult(_OTHER_PROCESSES, "ok", "no other process uses this device")
     cost = f"other processes use compute time, power and memory of the device: {_SHARING_COST}"
-    return Advice(
+    return CheckResult(
         _OTHER_PROCESSES,
         "warning",
         f"{count} running on this device",
@@ -163,11 +165,13 @@ def detect_other_amd_processes(sensors: Any) -> str | None:
     return _OTHER_PROCESSES if os.getpid() in pids and pids - _find_pids_of_run() else None
 
 
-def make_sharing_warnings(ways: Iterable[str]) -> list[Advice]:
+def make_sharing_warnings(ways: Iterable[str]) -> list[CheckResult]:
     """Return a warning for each way in which an AMD card is shared."""
     unsplit_command = "sudo amd-smi set --gpu all --compute-partition SPX"
     commands = {_OTHER_PROCESSES: "amd-smi process   # lists the processes to end"}
     return [
-        Advice("whole card", "warning", f"the card is shared: {way}", _SHARING_COST, commands.get(way, unsplit_command))
+        CheckResult(
+            "whole card", "warning", f"the card is shared: {way}", _SHARING_COST, commands.get(way, unsplit_command)
+        )
         for way in ways
     ]

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import ElapsedTime, Unavailable
+from mamf.backend import ElapsedTime, Unavailability
 
 #: The kernel that records a stamp. In each block, the first thread waits for ``wait`` nanoseconds, then stores the
 #: GPU's time in nanoseconds and the cycle counter of its SM. During the wait, the block occupies its SM, so other
@@ -107,13 +107,13 @@ class CudaStamps:
             raise OSError(f"the NVIDIA driver failed with error {status} on the kernel that reads the cycle counters")
 
 
-def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailable:
+def open_stamps(driver: Any, index: int) -> CudaStamps | Unavailability:
     """Return an object that records stamps on a device, or the reason why stamps are unavailable."""
     if driver is None:
-        return Unavailable(
+        return Unavailability(
             "mamf cannot read cycle counters: the NVIDIA driver was not found", "install the NVIDIA driver"
         )
     try:
         return CudaStamps(driver, index, torch.cuda.get_device_properties(index).multi_processor_count)
     except Exception as error:  # Whatever fails here, rates can be measured without stamps.
-        return Unavailable(f"mamf cannot read cycle counters: {error}", "update the NVIDIA driver")
+        return Unavailability(f"mamf cannot read cycle counters: {error}", "update the NVIDIA driver")

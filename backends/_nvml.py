@@ -11,7 +11,7 @@ from typing import Any
 
 from mamf_backends._card_sharing import check_card_sharing, find_mig_slice
 
-from mamf.backend import SIBLING_CHECK, Advice, Reading, Unavailable
+from mamf.backend import SIBLING_CHECK, CheckResult, SensorReading, Unavailability
 
 # The clock-event reasons of NVML that mamf reports as throttling, by bit. Other reasons, such as an idle GPU or a clock
 # that the user has set, are not throttling.
@@ -25,7 +25,7 @@ _THROTTLE_REASON_BY_BIT = {
 }
 _SLOWDOWN_BITS = 0x8 | 0x20 | 0x40 | 0x80
 _NULL_UUID = "00000000-0000-0000-0000-000000000000"
-_NVML_NOT_INSTALLED = Unavailable(
+_NVML_NOT_INSTALLED = Unavailability(
     "nvidia-ml-py is not installed, so clock, power and temperature cannot be read", "pip install nvidia-ml-py"
 )
 
@@ -54,7 +54,7 @@ class NvmlSensors:
         except self.error_types:
             return None
 
-    def read(self, energy: bool = False) -> Reading:
+    def read(self, energy: bool = False) -> SensorReading:
         nvml = self.nvml
         clock_mhz = self.call_or_none(nvml.nvmlDeviceGetClockInfo, nvml.NVML_CLOCK_SM)
         milliwatts = self.call_or_none(nvml.nvmlDeviceGetPowerUsage) if self.is_whole_card else None
@@ -62,7 +62,7 @@ class NvmlSensors:
             self.call_or_none(nvml.nvmlDeviceGetTotalEnergyConsumption) if self.is_whole_card and energy else None
         )
         reasons = self.read_clock_event_reason_bits() or 0
-        return Reading(
+        return SensorReading(
             clock_hz=None if clock_mhz is None else clock_mhz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
             joules=None if millijoules is None else millijoules * 1e-3,
@@ -88,7 +88,7 @@ class NvmlSensors:
         return None if milliwatts is None else milliwatts * 1e-3
 
 
-def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
+def open_nvml(properties: Any) -> NvmlSensors | Unavailability:
     """Return the sensors of a device, or the reason why they are unavailable.
 
     ``properties``: torch.cuda's properties of the device.
@@ -100,7 +100,7 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return Unavailable(f"NVML cannot be started ({error})", "check that nvidia-smi runs in this container")
+        return Unavailability(f"NVML cannot be started ({error})", "check that nvidia-smi runs in this container")
     uuid, is_whole_card = str(getattr(properties, "uuid", _NULL_UUID)), find_mig_slice(properties.name) is None
     if uuid != _NULL_UUID:
         try:
@@ -108,14 +108,14 @@ def open_nvml(properties: Any) -> NvmlSensors | Unavailable:
         except pynvml.NVMLError:
             pass  # Some virtual machines hide the UUID. Find the device by its PCI address below.
     if not hasattr(properties, "pci_bus_id"):
-        return Unavailable(
+        return Unavailability(
             "this torch reports neither the device's UUID nor its PCI address", "pip install --upgrade torch"
         )
     address = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         return NvmlSensors(pynvml, pynvml.nvmlDeviceGetHandleByPciBusId(address.encode()), is_whole_card)
     except pynvml.NVMLError as error:
-        return Unavailable(f"NVML does not know the device ({error})", "check that nvidia-smi lists the device")
+        return Unavailability(f"NVML does not know the device ({error})", "check that nvidia-smi lists the device")
 
 
 def find_smi_index(sensors: NvmlSensors, index: int) -> int:
@@ -124,7 +124,7 @@ def find_smi_index(sensors: NvmlSensors, index: int) -> int:
     return index if smi_index is None else int(smi_index)
 
 
-def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[Advice]:
+def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | None) -> list[CheckResult]:
     """Return findings on the card, its driver, other processes on the card, and the other cards of the machine.
 
     ``name``: CUDA's name of the device. ``torch_cuda``: torch's CUDA version, such as "13.0".
@@ -142,14 +142,14 @@ def check_device(sensors: NvmlSensors, name: str, index: int, torch_cuda: str | 
     ]
 
 
-def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
+def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> CheckResult:
     cuda_version_number = sensors.call_system_or_none(sensors.nvml.nvmlSystemGetCudaDriverVersion)
     if cuda_version_number is None:
-        return Advice("driver", "unknown", "NVML does not report the driver's CUDA version")
+        return CheckResult("driver", "unknown", "NVML does not report the driver's CUDA version")
     major, minor = cuda_version_number // 1000, cuda_version_number % 1000 // 10
     if torch_cuda is None or (major, minor) >= tuple(map(int, torch_cuda.split("."))):
-        return Advice("driver", "ok", f"the driver supports CUDA {major}.{minor}; torch is built for {torch_cuda}")
-    return Advice(
+        return CheckResult("driver", "ok", f"the driver supports CUDA {major}.{minor}; torch is built for {torch_cuda}")
+    return CheckResult(
         "driver",
         "warning",
         f"the driver supports CUDA {major}.{minor}, but torch is built for {torch_cuda}",
@@ -158,15 +158,15 @@ def _check_driver(sensors: NvmlSensors, torch_cuda: str | None) -> Advice:
     )
 
 
-def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
+def _check_power_limit(sensors: NvmlSensors, index: int) -> CheckResult:
     limit_watts = sensors.read_power_limit_watts()
     default_milliwatts = sensors.call_or_none(sensors.nvml.nvmlDeviceGetPowerManagementDefaultLimit)
     if limit_watts is None or default_milliwatts is None:
-        return Advice("power limit", "unknown", "NVML does not report the power limit")
+        return CheckResult("power limit", "unknown", "NVML does not report the power limit")
     default_watts = default_milliwatts * 1e-3
     if limit_watts >= default_watts:
-        return Advice("power limit", "ok", f"{limit_watts:.0f} W; the default is {default_watts:.0f} W")
-    return Advice(
+        return CheckResult("power limit", "ok", f"{limit_watts:.0f} W; the default is {default_watts:.0f} W")
+    return CheckResult(
         "power limit",
         "warning",
         f"{limit_watts:.0f} W, below the default of {default_watts:.0f} W",
@@ -175,16 +175,16 @@ def _check_power_limit(sensors: NvmlSensors, index: int) -> Advice:
     )
 
 
-def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
+def _check_application_clock(sensors: NvmlSensors, index: int) -> CheckResult:
     nvml = sensors.nvml
     application_mhz = sensors.call_or_none(nvml.nvmlDeviceGetApplicationsClock, nvml.NVML_CLOCK_SM)
     max_hz = sensors.read_max_clock_hz()
     if application_mhz is None or max_hz is None:
-        return Advice("application clock", "unknown", "the device does not report its application clock")
+        return CheckResult("application clock", "unknown", "the device does not report its application clock")
     if application_mhz * 1e6 >= max_hz:
-        return Advice("application clock", "ok", f"{application_mhz} MHz, the maximum")
+        return CheckResult("application clock", "ok", f"{application_mhz} MHz, the maximum")
     memory_mhz = sensors.call_or_none(nvml.nvmlDeviceGetMaxClockInfo, nvml.NVML_CLOCK_MEM)
-    return Advice(
+    return CheckResult(
         "application clock",
         "warning",
         f"{application_mhz} MHz, below the maximum of {max_hz / 1e6:.0f} MHz",
@@ -193,15 +193,15 @@ def _check_application_clock(sensors: NvmlSensors, index: int) -> Advice:
     )
 
 
-def _check_throttling(sensors: NvmlSensors) -> Advice:
+def _check_throttling(sensors: NvmlSensors) -> CheckResult:
     reasons = sensors.read_clock_event_reason_bits()
     if reasons is None:
-        return Advice("throttling", "unknown", "NVML does not report whether the card is throttled")
+        return CheckResult("throttling", "unknown", "NVML does not report whether the card is throttled")
     reasons &= _SLOWDOWN_BITS
     if not reasons:
-        return Advice("throttling", "ok", "the idle card is not throttled")
+        return CheckResult("throttling", "ok", "the idle card is not throttled")
     names = ", ".join(reason for bit, reason in _THROTTLE_REASON_BY_BIT.items() if reasons & bit)
-    return Advice(
+    return CheckResult(
         "throttling",
         "warning",
         f"throttled while idle: {names}",
@@ -210,13 +210,13 @@ def _check_throttling(sensors: NvmlSensors) -> Advice:
     )
 
 
-def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
+def _check_persistence_mode(sensors: NvmlSensors, index: int) -> CheckResult:
     mode = sensors.call_or_none(sensors.nvml.nvmlDeviceGetPersistenceMode)
     if mode is None:
-        return Advice("persistence mode", "unknown", "NVML does not report the persistence mode")
+        return CheckResult("persistence mode", "unknown", "NVML does not report the persistence mode")
     if mode:
-        return Advice("persistence mode", "ok", "on")
-    return Advice(
+        return CheckResult("persistence mode", "ok", "on")
+    return CheckResult(
         "persistence mode",
         "warning",
         "off",
@@ -225,14 +225,14 @@ def _check_persistence_mode(sensors: NvmlSensors, index: int) -> Advice:
     )
 
 
-def _check_ecc(sensors: NvmlSensors) -> Advice:
+def _check_ecc(sensors: NvmlSensors) -> CheckResult:
     modes = sensors.call_or_none(sensors.nvml.nvmlDeviceGetEccMode)
     if modes is None:
-        return Advice("ECC", "unknown", "the device does not report whether ECC is on")
+        return CheckResult("ECC", "unknown", "the device does not report whether ECC is on")
     current, pending = (bool(mode) for mode in modes)
     if current == pending:
-        return Advice("ECC", "ok", "on" if current else "off")
-    return Advice(
+        return CheckResult("ECC", "ok", "on" if current else "off")
+    return CheckResult(
         "ECC",
         "warning",
         "ECC changes at the next reset",
@@ -241,7 +241,7 @@ def _check_ecc(sensors: NvmlSensors) -> Advice:
     )
 
 
-def _check_other_devices(sensors: NvmlSensors) -> Advice:
+def _check_other_devices(sensors: NvmlSensors) -> CheckResult:
     nvml = sensors.nvml
     uuid = sensors.call_or_none(nvml.nvmlDeviceGetUUID)
     busy_count = 0
@@ -253,8 +253,8 @@ def _check_other_devices(sensors: NvmlSensors) -> Advice:
         rates = sibling.call_or_none(nvml.nvmlDeviceGetUtilizationRates)
         busy_count += bool(sibling.call_or_none(nvml.nvmlDeviceGetUUID) != uuid and rates and rates.gpu > 5)
     if not busy_count:
-        return Advice(SIBLING_CHECK, "ok", "no other device of this machine is busy")
-    return Advice(
+        return CheckResult(SIBLING_CHECK, "ok", "no other device of this machine is busy")
+    return CheckResult(
         SIBLING_CHECK,
         "warning",
         f"other devices of this machine that are busy: {busy_count}",

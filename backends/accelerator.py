@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from mamf.backend import MIB, Advice, DeviceInfo, OperandPool, Unavailable
+from mamf.backend import MIB, CheckResult, DeviceInfo, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError, describe_error
 from mamf.machine.environment import get_package_version
@@ -106,20 +106,20 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         return VendorModule(cls.find_device_type())
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         if not hasattr(torch, "accelerator"):
-            return Unavailable(
+            return Unavailability(
                 f"this torch ({torch.__version__}) has no torch.accelerator",
                 "install torch 2.6 or newer, and the vendor's package for it",
             )
         if _call_or_none(lambda: torch.accelerator.is_available()) is not True:
-            return Unavailable(
+            return Unavailability(
                 "torch.accelerator sees no device",
                 "install the vendor's package for torch, which registers its devices when torch is imported",
             )
         dedicated_backend = cls.find_dedicated_backend(cls.find_device_type())
         if dedicated_backend is not None:
-            return Unavailable(
+            return Unavailability(
                 f"mamf has a backend for {cls.find_device_type()} devices", f"use --backend {dedicated_backend}"
             )
         return None
@@ -293,21 +293,21 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             return f"{self.find_device_type()} devices do not support {dtype}; use another dtype"
         return super().explain_unsupported_dtype(dtype)
 
-    def explain_missing_compiler(self) -> Unavailable | None:
-        return Unavailable(
+    def explain_missing_compiler(self) -> Unavailability | None:
+        return Unavailability(
             f"mamf cannot use torch.compile on {self.find_device_type()}",
             "run 'mamf kernels' to see which kernels do not need it",
         )
 
-    def check_machine(self) -> list[Advice]:
+    def check_machine(self) -> list[CheckResult]:
         if not self.reason_events_are_unusable:
-            return [Advice("timer", "ok", "device events agree with the host clock")]
+            return [CheckResult("timer", "ok", "device events agree with the host clock")]
         cost, remedy = (
             "times of launches below 1 ms include host time",
             "measure launches of several milliseconds",
         )
         return [
-            Advice(
+            CheckResult(
                 "timer",
                 "warning",
                 f"{self.reason_events_are_unusable}, so mamf times launches with the host clock",

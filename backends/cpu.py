@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from mamf.backend import MIB, Advice, DeviceInfo, Queue, Reading, Telemetry, Unavailable
+from mamf.backend import MIB, CheckResult, DeviceInfo, Queue, SensorReading, Telemetry, Unavailability
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.torch_backend import HostTimedBackend
 
@@ -27,11 +27,11 @@ _MIN_WARNED_BUSY_PERCENT = 20.0
 class CpuSensors:
     """Reads the clock and temperature sensors that do not require root. Virtual machines often have no sensors."""
 
-    def read(self, energy: bool = False) -> Reading:
+    def read(self, energy: bool = False) -> SensorReading:
         frequency = read_cpu_clock_record()
         sensors: dict[str, Any] = getattr(psutil, "sensors_temperatures", dict)()
         temperatures = [sensor.current for group in sensors.values() for sensor in group if sensor.current]
-        return Reading(
+        return SensorReading(
             clock_hz=frequency.current * 1e6 if frequency and frequency.current else None,
             celsius=max(temperatures, default=None),
         )
@@ -94,7 +94,7 @@ class CpuBackend(HostTimedBackend):
     environment_variables = ("GOMP_CPU_AFFINITY", "OMP_PROC_BIND", "OMP_PLACES", "ONEDNN_MAX_CPU_ISA")
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         return None
 
     @classmethod
@@ -112,10 +112,10 @@ class CpuBackend(HostTimedBackend):
         # If the CPU has no bfloat16 instructions, prefer float32, because torch emulates bfloat16 much more slowly.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
 
-    def explain_missing_compiler(self) -> Unavailable | None:
+    def explain_missing_compiler(self) -> Unavailability | None:
         if any(map(shutil.which, _CPP_COMPILERS)):
             return None
-        return Unavailable("torch.compile needs a C++ compiler", "sudo apt install g++")
+        return Unavailability("torch.compile needs a C++ compiler", "sudo apt install g++")
 
     def describe(self) -> DeviceInfo:
         frequency = read_cpu_clock_record()
@@ -136,10 +136,10 @@ class CpuBackend(HostTimedBackend):
             is_accelerator=self.is_accelerator,
         )
 
-    def open_telemetry(self) -> Telemetry | Unavailable:
+    def open_telemetry(self) -> Telemetry | Unavailability:
         reading = CpuSensors().read()
         if reading.clock_hz is None and reading.celsius is None:
-            return Unavailable(
+            return Unavailability(
                 "the operating system reports neither clock nor temperature",
                 "this is usual in a virtual machine, so there is nothing to do",
             )
@@ -170,12 +170,12 @@ class CpuBackend(HostTimedBackend):
     def read_settings(self) -> dict[str, str]:
         return super().read_settings() | {"threads": str(torch.get_num_threads())}
 
-    def check_machine(self) -> list[Advice]:
+    def check_machine(self) -> list[CheckResult]:
         busy_percent = psutil.cpu_percent(interval=0.2)
         if busy_percent < _MIN_WARNED_BUSY_PERCENT:
-            return [Advice("cpu load", "ok", f"the CPU is {busy_percent:.0f} % busy")]
+            return [CheckResult("cpu load", "ok", f"the CPU is {busy_percent:.0f} % busy")]
         return [
-            Advice(
+            CheckResult(
                 "cpu load",
                 "warning",
                 f"the CPU is {busy_percent:.0f} % busy with other work",

@@ -16,7 +16,7 @@ from mamf_backends._card_sharing import list_sharing_ways
 from mamf_backends._cuda_stamps import CudaStamps, open_stamps
 from mamf_backends._nvml import NvmlSensors, check_device, find_smi_index, open_nvml
 
-from mamf.backend import Advice, DeviceInfo, Unavailable
+from mamf.backend import CheckResult, DeviceInfo, Unavailability
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.machine.environment import get_package_version
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
@@ -54,23 +54,23 @@ class CudaBackend(MultiStreamBackend):
         self.has_idle_marks = hasattr(_load_driver(), "cuCtxRecordEvent")
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         if torch.version.hip is not None:
-            return Unavailable("this torch is built for ROCm", "use --backend rocm")
+            return Unavailability("this torch is built for ROCm", "use --backend rocm")
         if torch.version.cuda is None:
-            return Unavailable(
+            return Unavailability(
                 f"this torch ({torch.__version__}) is built without CUDA",
                 "with an NVIDIA GPU: pip install --force-reinstall torch   # on Linux the default build has CUDA",
             )
         if not torch.cuda.is_available():
             visible = os.environ.get("CUDA_VISIBLE_DEVICES")
             visibility_note = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible!r})"
-            return Unavailable(
+            return Unavailability(
                 f"torch sees no NVIDIA device{visibility_note}", "nvidia-smi   # check that the driver sees a device"
             )
         return None
 
-    def open_telemetry(self) -> NvmlSensors | Unavailable:
+    def open_telemetry(self) -> NvmlSensors | Unavailability:
         return open_nvml(torch.cuda.get_device_properties(self.index))
 
     def describe(self) -> DeviceInfo:
@@ -127,7 +127,7 @@ class CudaBackend(MultiStreamBackend):
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         return _read_vboost(find_smi_index(sensors, self.index)) if sensors else {}
 
-    def explain_missing_counters(self) -> Unavailable | None:
+    def explain_missing_counters(self) -> Unavailability | None:
         return None
 
     def record_idle_mark(self, after: Any) -> Any | None:
@@ -142,7 +142,7 @@ class CudaBackend(MultiStreamBackend):
         return None if error_code or self.is_mark_reached(after) else event
 
     @cached_property
-    def clock_stamps(self) -> CudaStamps | Unavailable:
+    def clock_stamps(self) -> CudaStamps | Unavailability:
         return open_stamps(_load_driver(), self.index)
 
     def capture_graph(self, launches: Sequence[Callable[[], object]]) -> tuple[Callable[[], object], list[object]]:
@@ -183,23 +183,23 @@ class CudaBackend(MultiStreamBackend):
         finally:
             torch.cuda.nvtx.range_pop()
 
-    def find_sharing(self) -> tuple[str, ...]:
+    def find_sharing_ways(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, NvmlSensors) else None
         ways: tuple[str, ...] = list_sharing_ways(sensors, self.read_device_name(self.index))
         return ways
 
-    def check_machine(self) -> list[Advice]:
-        if isinstance(self.telemetry, Unavailable):
+    def check_machine(self) -> list[CheckResult]:
+        if isinstance(self.telemetry, Unavailability):
             cost = "throttling cannot be detected, and the log lacks clock and power"
             return [
-                Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy),
+                CheckResult("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy),
                 *_check_environment_variables(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
         name = self.read_device_name(self.index)
         findings = check_device(self.telemetry, name, self.index, torch.version.cuda)
         vboost_findings = [
-            Advice("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")
+            CheckResult("vboost", "ok", f"{value}; a value above 0 moves power from the L2 cache to the SMs")
             for value in self._read_card_vboost().values()
         ]
         return [*findings, *vboost_findings, *_check_environment_variables()]
@@ -240,7 +240,7 @@ def _load_driver() -> Any:
         return None
 
 
-def _check_environment_variables() -> list[Advice]:
+def _check_environment_variables() -> list[CheckResult]:
     harmful_settings = {
         "CUDA_LAUNCH_BLOCKING": (
             "1",
@@ -249,7 +249,7 @@ def _check_environment_variables() -> list[Advice]:
         "NVIDIA_TF32_OVERRIDE": ("0", "tf32 matmuls run in float32, at a fraction of the speed of tf32"),
     }
     return [
-        Advice(name, "warning", f"is set to {value}", cost, f"unset {name}")
+        CheckResult(name, "warning", f"is set to {value}", cost, f"unset {name}")
         for name, (value, cost) in harmful_settings.items()
         if os.environ.get(name) == value
     ]

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.backend import MIB, CheckResult, DeviceInfo, SensorReading, Telemetry, Unavailability
 from mamf.machine.environment import get_package_version
 from mamf.torch_backend import AcceleratorBackend
 
@@ -43,28 +43,28 @@ class HlmlSensors:
         except self.hlml.HLMLError:
             return None
 
-    def read(self, energy: bool = False) -> Reading:
+    def read(self, energy: bool = False) -> SensorReading:
         hlml = self.hlml
         megahertz = self.call_or_none(hlml.hlmlDeviceGetClockInfo, HLML_CLOCK_SOC)
         milliwatts = self.call_or_none(hlml.hlmlDeviceGetPowerUsage)
-        return Reading(
+        return SensorReading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             watts=None if milliwatts is None else milliwatts * 1e-3,
             celsius=self.call_or_none(hlml.hlmlDeviceGetTemperature, HLML_TEMPERATURE_ON_AIP),
         )
 
 
-def open_hlml(index: int) -> HlmlSensors | Unavailable:
+def open_hlml(index: int) -> HlmlSensors | Unavailability:
     try:
         hlml = importlib.import_module("pyhlml")
     except ImportError:
-        return Unavailable("pyhlml is not installed, so clock and power cannot be read", "pip install habana-pyhlml")
+        return Unavailability("pyhlml is not installed, so clock and power cannot be read", "pip install habana-pyhlml")
     try:
         with contextlib.redirect_stdout(sys.stderr):  # pyhlml prints a message if it finds no library.
             hlml.hlmlInit()
         return HlmlSensors(hlml, hlml.hlmlDeviceGetHandleByIndex(index))
     except hlml.HLMLError as error:
-        return Unavailable(f"pyhlml does not answer ({error})", "hl-smi   # check that the driver runs")
+        return Unavailability(f"pyhlml does not answer ({error})", "hl-smi   # check that the driver runs")
 
 
 class HpuBackend(AcceleratorBackend):
@@ -78,20 +78,20 @@ class HpuBackend(AcceleratorBackend):
         return torch.hpu  # type: ignore[attr-defined]
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         if importlib.util.find_spec(_GAUDI_PACKAGE) is None:
-            return Unavailable(
+            return Unavailability(
                 "habana_frameworks is not installed",
                 "install the Intel Gaudi software stack with its PyTorch bridge (docs.habana.ai, 'Installation')",
             )
         try:
             importlib.import_module(f"{_GAUDI_PACKAGE}.torch")
         except (ImportError, OSError, RuntimeError) as error:
-            return Unavailable(
+            return Unavailability(
                 f"habana_frameworks.torch cannot be loaded ({error})", "hl-smi   # check that the driver runs"
             )
         if not cls.vendor().is_available():
-            return Unavailable(
+            return Unavailability(
                 "no Gaudi device is visible",
                 "hl-smi   # check that the driver sees a device, and that no other process uses it",
             )
@@ -113,7 +113,7 @@ class HpuBackend(AcceleratorBackend):
     def synchronize(self) -> None:
         self.vendor().synchronize()
 
-    def open_telemetry(self) -> Telemetry | Unavailable:
+    def open_telemetry(self) -> Telemetry | Unavailability:
         return open_hlml(self.index)
 
     def describe(self) -> DeviceInfo:
@@ -148,11 +148,11 @@ class HpuBackend(AcceleratorBackend):
     def read_settings(self) -> dict[str, str]:
         return super().read_settings() | {"lazy_mode": str(self.is_lazy)}
 
-    def check_machine(self) -> list[Advice]:
+    def check_machine(self) -> list[CheckResult]:
         mode = "lazy" if self.is_lazy else "eager"
         finding = f"{mode} mode; the published MAMF figures of Gaudi were measured in lazy mode"
         return [
-            Advice(
+            CheckResult(
                 _LAZY_MODE_VARIABLE,
                 "ok" if self.is_lazy else "warning",
                 finding,

@@ -10,7 +10,7 @@ import platform
 
 import torch
 
-from mamf.backend import DeviceInfo, Unavailable
+from mamf.backend import DeviceInfo, Unavailability
 from mamf.torch_backend import HostTimedBackend
 
 
@@ -22,11 +22,13 @@ class MpsBackend(HostTimedBackend):
     environment_variables = ("PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FAST_MATH", "PYTORCH_MPS_PREFER_METAL")
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         if not torch.backends.mps.is_built():
-            return Unavailable("this torch is built without MPS", "pip install torch   # on a Mac with Apple silicon")
+            return Unavailability(
+                "this torch is built without MPS", "pip install torch   # on a Mac with Apple silicon"
+            )
         if not torch.backends.mps.is_available():
-            return Unavailable("torch sees no Apple GPU", "use macOS 12.3 or newer and an arm64 Python")
+            return Unavailability("torch sees no Apple GPU", "use macOS 12.3 or newer and an arm64 Python")
         return None
 
     @classmethod
@@ -39,8 +41,8 @@ class MpsBackend(HostTimedBackend):
         query = getattr(torch.backends.mps, "get_name", None)
         return str(query()) if query else "Apple GPU"
 
-    def explain_missing_compiler(self) -> Unavailable | None:
-        return Unavailable(
+    def explain_missing_compiler(self) -> Unavailability | None:
+        return Unavailability(
             "Inductor supports neither autotuned matmuls nor FlexAttention on mps", "'mamf kernels' lists other kernels"
         )
 

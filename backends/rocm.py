@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from mamf_backends._card_sharing import detect_other_amd_processes, find_partition, make_sharing_warnings
 
-from mamf.backend import MIB, Advice, DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.backend import MIB, CheckResult, DeviceInfo, SensorReading, Telemetry, Unavailability
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _NUMA_BALANCING_FILE = Path("/proc/sys/kernel/numa_balancing")
@@ -69,7 +69,7 @@ class AmdSmiSensors:
                 return float(value)
         return None
 
-    def read(self, energy: bool = False) -> Reading:
+    def read(self, energy: bool = False) -> SensorReading:
         smi = self.smi
         megahertz = self.get_first_number(self.call_or_none(smi.amdsmi_get_clock_info, smi.AmdSmiClkType.GFX), "clk")
         power_info = self.call_or_none(smi.amdsmi_get_power_info) if self.is_whole_card else None
@@ -79,7 +79,7 @@ class AmdSmiSensors:
         celsius = self.call_or_none(
             smi.amdsmi_get_temp_metric, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
         )
-        return Reading(
+        return SensorReading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             watts=self.get_first_number(power_info, "current_socket_power", "average_socket_power"),
             joules=None
@@ -119,7 +119,7 @@ class AmdSmiSensors:
         return uuid if isinstance(uuid, str) and uuid != "N/A" else None
 
 
-def open_amdsmi(properties: Any, is_whole_card: bool = True) -> AmdSmiSensors | Unavailable:
+def open_amdsmi(properties: Any, is_whole_card: bool = True) -> AmdSmiSensors | Unavailability:
     """Return the sensors of a device, or the reason why they are unavailable.
 
     mamf finds the device in amdsmi by PCI address, because HIP_VISIBLE_DEVICES changes the indices of devices.
@@ -129,22 +129,22 @@ def open_amdsmi(properties: Any, is_whole_card: bool = True) -> AmdSmiSensors | 
         with contextlib.redirect_stdout(sys.stderr):  # amdsmi prints a message if it finds no library.
             import amdsmi
     except ModuleNotFoundError:
-        return Unavailable(
+        return Unavailability(
             "amdsmi is not installed, so clock, power and temperature cannot be read", "pip install amdsmi"
         )
     except (AttributeError, ImportError, KeyError, OSError) as error:
         # The library of ROCm is missing, or lacks a function that this release of amdsmi calls.
-        return Unavailable(
+        return Unavailability(
             f"amdsmi cannot be loaded ({error})", "pip install /opt/rocm/share/amd_smi   # fits the installed ROCm"
         )
     if not hasattr(properties, "pci_bus_id"):
-        return Unavailable("this torch does not report the PCI address of the device", "pip install --upgrade torch")
+        return Unavailability("this torch does not report the PCI address of the device", "pip install --upgrade torch")
     address = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     try:
         amdsmi.amdsmi_init()
         return AmdSmiSensors(amdsmi, amdsmi.amdsmi_get_processor_handle_from_bdf(address), is_whole_card)
     except amdsmi.AmdSmiException as error:
-        return Unavailable(
+        return Unavailability(
             f"amdsmi does not answer ({error})", "check that amd-smi runs, and that you are in the render group"
         )
 
@@ -170,14 +170,14 @@ class RocmBackend(MultiStreamBackend):
         return torch.cuda
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         if torch.version.hip is None:
-            return Unavailable(
+            return Unavailability(
                 f"this torch ({torch.__version__}) is built without ROCm",
                 "install a ROCm build of torch first (pytorch.org, 'Get started', ROCm)",
             )
         if not torch.cuda.is_available():
-            return Unavailable(
+            return Unavailability(
                 "torch sees no AMD device",
                 "rocminfo   # check that the driver sees a device, and that you are in the render group",
             )
@@ -187,14 +187,14 @@ class RocmBackend(MultiStreamBackend):
     def architecture(self) -> str:
         return str(torch.cuda.get_device_properties(self.index).gcnArchName).split(":")[0]
 
-    def open_telemetry(self) -> Telemetry | Unavailable:
+    def open_telemetry(self) -> Telemetry | Unavailability:
         return open_amdsmi(torch.cuda.get_device_properties(self.index), self.read_partition() is None)
 
     def read_partition(self) -> str | None:
         partition: str | None = find_partition(self.read_bus_address())
         return partition
 
-    def find_sharing(self) -> tuple[str, ...]:
+    def find_sharing_ways(self) -> tuple[str, ...]:
         sensors = self.telemetry if isinstance(self.telemetry, AmdSmiSensors) else None
         return tuple(filter(None, [self.read_partition(), detect_other_amd_processes(sensors)]))
 
@@ -248,8 +248,8 @@ class RocmBackend(MultiStreamBackend):
             "preferred_blas_library": str(torch.backends.cuda.preferred_blas_library()),
         }
 
-    def explain_missing_counters(self) -> Unavailable | None:
-        return Unavailable(
+    def explain_missing_counters(self) -> Unavailability | None:
+        return Unavailability(
             "mamf does not read counters on AMD devices, because they differ by architecture (rocprofv3 -L lists them)",
             "rocprofv3 --selected-regions --pmc COUNTER -- mamf run KERNEL   # for "
             "rates, use 'mamf sweep' or 'mamf attention'",
@@ -284,11 +284,11 @@ class RocmBackend(MultiStreamBackend):
     def _roctx(self) -> ctypes.CDLL | None:
         return load_roctx_library()
 
-    def check_machine(self) -> list[Advice]:
-        findings = [check_numa_balancing(), check_tunable_op(), *make_sharing_warnings(self.find_sharing())]
-        if isinstance(self.telemetry, Unavailable):
+    def check_machine(self) -> list[CheckResult]:
+        findings = [check_numa_balancing(), check_tunable_op(), *make_sharing_warnings(self.find_sharing_ways())]
+        if isinstance(self.telemetry, Unavailability):
             cost = "throttling cannot be detected, and the log lacks clock and power"
-            findings.append(Advice("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
+            findings.append(CheckResult("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
         return findings
 
 
@@ -309,18 +309,18 @@ def load_roctx_library() -> ctypes.CDLL | None:
     return None
 
 
-def check_numa_balancing() -> Advice:
+def check_numa_balancing() -> CheckResult:
     if not _NUMA_BALANCING_FILE.exists():
-        return Advice("numa_balancing", "unknown", "the Linux kernel does not report NUMA balancing")
+        return CheckResult("numa_balancing", "unknown", "the Linux kernel does not report NUMA balancing")
     if _NUMA_BALANCING_FILE.read_text().strip() == "0":
-        return Advice("numa_balancing", "ok", "off")
+        return CheckResult("numa_balancing", "ok", "off")
     cost = "Linux moves memory pages while the device waits, so measured rates are lower and noisier"
-    return Advice("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")
+    return CheckResult("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")
 
 
-def check_tunable_op() -> Advice:
+def check_tunable_op() -> CheckResult:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
-        return Advice("TunableOp", "ok", "on: each shape is tuned before it is timed")
+        return CheckResult("TunableOp", "ok", "on: each shape is tuned before it is timed")
     cost = "rocBLAS and hipBLASLt use default algorithms, which are often slower than tuned ones (but on an "
     "MI355X they were faster)"
-    return Advice("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")
+    return CheckResult("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")

@@ -13,7 +13,7 @@ This follows from the code of torch_tpu 0.2.0 (its wheel) and of torch_xla (pyto
 
 from __future__ import annotations
 
-from mamf.backend import Unavailable
+from mamf.backend import Unavailability
 from mamf.machine.environment import get_package_version
 from mamf.torch_backend import HostTimedBackend
 
@@ -31,13 +31,13 @@ class TpuBackend(HostTimedBackend):
     device_type = "tpu"
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable:
+    def explain_unavailability(cls) -> Unavailability:
         installed = {name: version for name in _REASON_BY_UNUSABLE_PACKAGE if (version := get_package_version(name))}
         reasons = [
             f"{name} {version} cannot time a launch: {_REASON_BY_UNUSABLE_PACKAGE[name]}"
             for name, version in installed.items()
         ]
-        return Unavailable(
+        return Unavailability(
             "; ".join(reasons)
             or f"mamf cannot time launches on a TPU, neither with {' nor with '.join(_REASON_BY_UNUSABLE_PACKAGE)}",
             _REMEDY,

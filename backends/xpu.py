@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import DeviceInfo, Reading, Telemetry, Unavailable
+from mamf.backend import DeviceInfo, SensorReading, Telemetry, Unavailability
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
 
 _INTEL_EXTENSION_PACKAGE = "intel_extension_for_pytorch"
@@ -31,9 +31,9 @@ class XpuSensors:
         except (RuntimeError, ImportError):
             return None
 
-    def read(self, energy: bool = False) -> Reading:
+    def read(self, energy: bool = False) -> SensorReading:
         megahertz = self.call_or_none(getattr(self.vendor, "clock_rate", None))
-        return Reading(
+        return SensorReading(
             clock_hz=None if megahertz is None else megahertz * 1e6,
             # Do not read the power, because torch.xpu.power_draw takes 100 ms, far too long between timed launches.
             celsius=self.call_or_none(getattr(self.vendor, "temperature", None)),
@@ -56,28 +56,30 @@ class XpuBackend(MultiStreamBackend):
         return torch.xpu
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         try:
             import_extension_if_needed()
         except (ImportError, OSError, RuntimeError, SystemExit) as error:
             # The extension raises SystemExit if it was built for another version of torch.
-            return Unavailable(
+            return Unavailability(
                 f"{_INTEL_EXTENSION_PACKAGE} cannot be loaded ({error})",
                 f"pip uninstall {_INTEL_EXTENSION_PACKAGE}   # or install the one for this torch",
             )
         if torch.xpu.is_available():
             return None
         if getattr(torch.version, "xpu", None) is None:
-            return Unavailable(
+            return Unavailability(
                 f"this torch ({torch.__version__}) is built without XPU",
                 "install an XPU build of torch first (pytorch.org, 'Get started', XPU)",
             )
-        return Unavailable("torch sees no Intel GPU", "sycl-ls   # check that the driver sees a device")
+        return Unavailability("torch sees no Intel GPU", "sycl-ls   # check that the driver sees a device")
 
-    def open_telemetry(self) -> Telemetry | Unavailable:
+    def open_telemetry(self) -> Telemetry | Unavailability:
         sensors = XpuSensors(torch.xpu, self.index)
-        if sensors.read() == Reading():
-            return Unavailable("this torch.xpu cannot read sensors", "pip install pyzes   # with torch 2.13 or newer")
+        if sensors.read() == SensorReading():
+            return Unavailability(
+                "this torch.xpu cannot read sensors", "pip install pyzes   # with torch 2.13 or newer"
+            )
         return sensors
 
     def describe(self) -> DeviceInfo:

@@ -32,7 +32,7 @@ _SHARING_PREFIX = " (shared: "
 
 
 @dataclass(frozen=True)
-class Unavailable:
+class Unavailability:
     """An explanation of why mamf cannot use a device, kernel or sensor on this machine.
 
     - ``reason``: why mamf cannot use the device, kernel or sensor, worded so that it can be part of a sentence.
@@ -101,7 +101,7 @@ def format_sharing_warning(device_name: str) -> str:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SensorReading:
     """The values of a device's sensors at one moment; None for a sensor that cannot be read. ``joules`` counts from an
     arbitrary start, so only the difference between two readings is meaningful.
     """
@@ -121,7 +121,7 @@ class Telemetry(Protocol):
     milliseconds, which is too long between timed launches.
     """
 
-    def read(self, energy: bool = False) -> Reading: ...
+    def read(self, energy: bool = False) -> SensorReading: ...
 
 
 class ElapsedTime(NamedTuple):
@@ -161,15 +161,15 @@ SIBLING_CHECK = "sibling devices"
 
 
 @dataclass(frozen=True)
-class Advice:
+class CheckResult:
     """The result of one check of the machine.
 
-    - ``check``: the name of what was checked, such as "power limit". ``finding``: the state that the check found.
+    - ``check_name``: the name of what was checked, such as "power limit". ``finding``: the state that the check found.
     - ``verdict``: whether the state is right for measuring.
     - ``cost``: the effect of a wrong state on the measured rates. ``command``: the command that corrects the state.
     """
 
-    check: str
+    check_name: str
     verdict: Literal["ok", "warning", "unknown"]
     finding: str
     cost: str = ""
@@ -233,7 +233,7 @@ class Backend(ABC):
     index: int
     info: DeviceInfo
     #: The sensors of the device, or the reason why mamf cannot read them.
-    telemetry: Telemetry | Unavailable
+    telemetry: Telemetry | Unavailability
 
     @abstractmethod
     def __init__(self, index: int = 0) -> None:
@@ -241,7 +241,7 @@ class Backend(ABC):
 
     @classmethod
     @abstractmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         """Return why mamf cannot use any device of this vendor on this machine, or None if it can. May import the
         vendor's library, but never raises an error.
         """
@@ -303,9 +303,9 @@ class Backend(ABC):
         return None
 
     @property
-    def clock_stamps(self) -> ClockStamps | Unavailable:
+    def clock_stamps(self) -> ClockStamps | Unavailability:
         """The clock stamps of the device, the same object at each access, or the reason why it has none."""
-        return Unavailable(
+        return Unavailability(
             f"mamf cannot read the cycle counters of {self.info.name}",
             "the column 'MHz requested' shows the clock that the driver reports",
         )
@@ -395,7 +395,7 @@ class Backend(ABC):
         """Return why this device cannot multiply operands of ``dtype``; None if it can."""
         return None if dtype in DTYPES else f"backend {self.name} does not support the dtype {dtype}"
 
-    def explain_missing_compiler(self) -> Unavailable | None:
+    def explain_missing_compiler(self) -> Unavailability | None:
         """Return why torch.compile cannot generate kernels for this device; None if it can."""
         return None
 
@@ -409,23 +409,23 @@ class Backend(ABC):
         """Return a hash of all bits of a launch's result; None if the backend cannot read the result."""
         return None
 
-    def explain_missing_counters(self) -> Unavailable | None:
+    def explain_missing_counters(self) -> Unavailability | None:
         """Return why mamf cannot read hardware counters on this device, and what to use instead; None if mamf can read
         them.
         """
-        return Unavailable(
+        return Unavailability(
             f"mamf reads hardware counters with NVIDIA's ncu, which does not support {self.info.name}",
             "'mamf sweep' and 'mamf attention' need no counters; 'mamf run' works under the vendor's own profiler",
         )
 
-    def find_sharing(self) -> tuple[str, ...]:
+    def find_sharing_ways(self) -> tuple[str, ...]:
         """Return the ways in which the device's card is shared now: the device is only a part of the card, or other
         processes use the card too. Return an empty tuple if the card is not shared, or if the backend does not know.
         mamf calls this method before and after a run, never during the run.
         """
         return ()
 
-    def check_machine(self) -> list[Advice]:
+    def check_machine(self) -> list[CheckResult]:
         """Check this machine for conditions that change the measured rates, and return the findings. Do not change any
         setting.
         """

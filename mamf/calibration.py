@@ -74,7 +74,7 @@ class SustainedTraits:
       H100 and an H200, at first 13 % from peak to trough). The mean rate over whole periods equals the rate of a device
       that has settled.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
-    - ``anew_repeatability``: how much repeated runs differ if the device rests for ``rest_seconds`` before each
+    - ``repeatability_after_rest``: how much repeated runs differ if the device rests for ``rest_seconds`` before each
       measurement; None: use the values of repeatability.csv.
     - ``remark``: why rows of the sustained regime cannot be trusted fully; empty if they can.
     """
@@ -87,7 +87,7 @@ class SustainedTraits:
     restart_seconds: float = 2.0
     swing_seconds: float = 1.0
     repeatability: Repeatability | None = None
-    anew_repeatability: Repeatability | None = None
+    repeatability_after_rest: Repeatability | None = None
     remark: str = ""
 
 

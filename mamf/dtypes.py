@@ -63,7 +63,7 @@ class DType:
 
     - ``itemsize``: the bytes of a value (1 for formats that store two values in a byte).
     - ``default_output_dtype``: the dtype of C unless the user names another.
-    - ``peak_name``: the name of this dtype in mamf's table of datasheet peaks.
+    - ``datasheet_dtype``: the name of this dtype in mamf's table of datasheet peaks.
     - ``tolerance``: the largest ||C - reference|| / ||reference|| of a correct C in the default output dtype.
     - ``scaled_format``: the scales of quantized 8-bit or 4-bit values; None for values without scales. Each format is a
       separate dtype, because devices multiply formats with the same values at different speeds.
@@ -93,7 +93,7 @@ class DType:
     name: str
     itemsize: int
     default_output_dtype: str
-    peak_name: str
+    datasheet_dtype: str
     tolerance: float
     scaled_format: ScaledFormat | None = None
 

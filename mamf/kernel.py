@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 
 
@@ -299,7 +299,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     matmul_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         """Return why this kernel cannot run on this backend (library missing, wrong vendor or card); None if it can.
 
         If the import of an installed library raises any error, this method must return the error as the reason, not

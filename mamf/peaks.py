@@ -54,7 +54,7 @@ class DatasheetRate(Rate):
 
     - ``rate``: the peak in TFLOPS; 0 in a row that lists only a bandwidth.
     - ``bandwidth_tb_per_second``: the bandwidth in TB/s.
-    - ``dtype``: the datasheet's name of the dtype, as in ``DType.peak_name``.
+    - ``dtype``: the datasheet's name of the dtype, as in ``DType.datasheet_dtype``.
     - ``name_pattern``: matches the names of the device model.
     - ``compute_unit_counts``: the possible numbers of compute units of the model; empty if any number is possible.
     - ``clock_hz``: the clock at which the device reaches the peak; None if the source does not give it.
@@ -102,7 +102,7 @@ def find_peak(device_name: str, dtype: str, compute_units: int | None = None) ->
     """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
     ``compute_units`` distinguishes device models that have the same name.
     """
-    return _find_first_peak(_find_device_rows(device_name, compute_units), DTYPES[dtype].peak_name)
+    return _find_first_peak(_find_device_rows(device_name, compute_units), DTYPES[dtype].datasheet_dtype)
 
 
 def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None) -> float | None:
@@ -123,11 +123,11 @@ def find_peak_of_listed_device(device: str, dtype: str) -> DatasheetRate | None:
     """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
     ``device``: the name of the device in peaks.csv.
     """
-    return _find_first_peak((row for row in _read_peak_rows() if row.device == device), DTYPES[dtype].peak_name)
+    return _find_first_peak((row for row in _read_peak_rows() if row.device == device), DTYPES[dtype].datasheet_dtype)
 
 
-def _find_first_peak(rows: Iterable[DatasheetRate], peak_name: str) -> DatasheetRate | None:
-    return next((row for row in rows if row.dtype == peak_name and row.rate), None)
+def _find_first_peak(rows: Iterable[DatasheetRate], datasheet_dtype: str) -> DatasheetRate | None:
+    return next((row for row in rows if row.dtype == datasheet_dtype and row.rate), None)
 
 
 def find_bandwidth(
@@ -225,8 +225,8 @@ def _find_bounding_peak(info: DeviceInfo, dtype: str) -> DatasheetRate | None:
     In fp16 and fp8, consumer cards are twice as fast if they accumulate in 16 bits. A global flag of torch may have
     enabled this, so return the peak with 16-bit accumulation if it is listed and higher.
     """
-    peak_name, rows = DTYPES[dtype].peak_name, _find_device_rows(info.name, info.compute_units)
-    for name in (peak_name, _BOUNDING_DTYPES.get(peak_name, peak_name)):
+    datasheet_dtype, rows = DTYPES[dtype].datasheet_dtype, _find_device_rows(info.name, info.compute_units)
+    for name in (datasheet_dtype, _BOUNDING_DTYPES.get(datasheet_dtype, datasheet_dtype)):
         listed = (_find_first_peak(rows, listed_name) for listed_name in (name, f"{name}_acc16"))
         if verified := [peak for peak in listed if peak is not None and peak.is_verified]:
             return max(verified, key=lambda peak: peak.flops)

@@ -131,7 +131,7 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     known_dtype = DTYPES.get(dtype)
     if known_dtype is None:
         return None
-    listed_flop = _read_flop_per_cycle().get((info.architecture or "", known_dtype.peak_name))
+    listed_flop = _read_flop_per_cycle().get((info.architecture or "", known_dtype.datasheet_dtype))
     return listed_flop or compute_flop_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
 
 

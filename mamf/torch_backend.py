@@ -18,7 +18,7 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry, Unavailable, add_sharing_to_name
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry, Unavailability, add_sharing_to_name
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
@@ -141,7 +141,7 @@ class TorchBackend(Backend):
         self.setup()
         self.telemetry = self.open_telemetry()
         info = self.describe()
-        self.info = replace(info, name=add_sharing_to_name(info.name, self.find_sharing()))
+        self.info = replace(info, name=add_sharing_to_name(info.name, self.find_sharing_ways()))
         # Flush at least this many bytes. mamf may later measure the size of the cache (mamf.engine.traits), but this
         # measurement may miss a second, larger cache.
         self._flush_bytes = 2 * (self.info.cache_bytes or 0) or _DEFAULT_FLUSH_BYTES
@@ -158,8 +158,8 @@ class TorchBackend(Backend):
     def describe(self) -> DeviceInfo:
         """Return the description of the opened device for logs and reports."""
 
-    def open_telemetry(self) -> Telemetry | Unavailable:
-        return Unavailable(f"mamf cannot read sensors of {self.name} devices", "the log will lack power and clock")
+    def open_telemetry(self) -> Telemetry | Unavailability:
+        return Unavailability(f"mamf cannot read sensors of {self.name} devices", "the log will lack power and clock")
 
     def flush_cache(self, size: int | None = None) -> None:
         size = size or max(self._flush_bytes, 2 * (self.info.cache_bytes or 0))

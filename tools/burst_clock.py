@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.report.charts.picture import (
     SMALL_FONT_POINTS,
@@ -56,7 +56,7 @@ def bursts(backend: Backend, data: str) -> tuple[list[list[Point]], list[list[Po
     """Per burst, the clock of each launch by stamps, and the readings of the sensor meanwhile."""
     needs: tuple[Any, Any] = (backend.clock_stamps, backend.telemetry)
     for needed in needs:
-        if isinstance(needed, Unavailable):
+        if isinstance(needed, Unavailability):
             raise SystemExit(f"{needed.reason}: {needed.remedy}")
     stamps, sensor = needs
     matmul = make_operation("matmul")

@@ -41,7 +41,7 @@ from mamf.engine.traits import replace_assumed_traits
 from mamf.errors import DeviceError, MamfWarning, UsageError, require_nonempty_list
 from mamf.kinds.driver import Run
 from mamf.logs.ceiling_cache import cache_ceilings
-from mamf.machine.environment import format_advice, select_warnings
+from mamf.machine.environment import format_check_result, select_warnings
 from mamf.measurement import Measurement
 from mamf.operation import MeasurementRequest, Operation, Parameter, get_parameters, make_operation_plan
 from mamf.operations.attention.operation import AttentionShape
@@ -205,7 +205,7 @@ def _start_run(run: Run) -> Generator[Measurement, None, None]:
     """Return an iterator that measures the run. Warn about each problem that mamf found with the machine."""
     rows = run.yield_measurements()
     for finding in select_warnings(run.findings):
-        warnings.warn(format_advice(finding), MamfWarning, stacklevel=4)
+        warnings.warn(format_check_result(finding), MamfWarning, stacklevel=4)
     return rows
 
 
@@ -217,7 +217,7 @@ class CeilingSearch:
     >>> for row in search:
     ...     if search.ceilings:
     ...         break
-    >>> search.ceiling.rounds
+    >>> search.ceiling.round_count
     3
     """
 

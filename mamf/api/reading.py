@@ -52,7 +52,7 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
     Raises RunLogError if the log cannot be read or has no such ceiling.
 
     >>> ceiling = mamf.load_ceiling("find.jsonl")
-    >>> ceiling.regime, ceiling.problem.dtype, ceiling.rounds >= 3
+    >>> ceiling.regime, ceiling.problem.dtype, ceiling.round_count >= 3
     ('burst', 'bfloat16', True)
     """
     log = read_run_log(path)

@@ -70,8 +70,8 @@ class Ceiling(NotebookTable, Rate):
       burst it is the median over rounds; in the regime sustained, total work divided by total time.
     - ``interval``: the 95 % interval in which the rate of another run of the same kernel is expected.
     - ``dtype``, ``unit``: the dtype of ``problem`` and the unit of ``rate``. mamf derives both from the other fields.
-    - ``rounds``: the number of confirming rounds that measured the winner.
-    - ``tied``: the other candidates that, judging by the confirming rounds, may be as fast as the winner.
+    - ``round_count``: the number of confirming rounds that measured the winner.
+    - ``tied_candidates``: the other candidates that, judging by the confirming rounds, may be as fast as the winner.
     - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the winning shape, as a
       share; None if the default kernel won or was not measured.
     - ``repeatability``: how much repeated runs differ. mamf computes the interval from this value and the rounds. None
@@ -86,8 +86,8 @@ class Ceiling(NotebookTable, Rate):
     problem: Any
     kernel: str
     shape: Any
-    rounds: int
-    tied: tuple[Candidate, ...] = ()
+    round_count: int
+    tied_candidates: tuple[Candidate, ...] = ()
     conditions: Conditions = field(default_factory=Conditions)
     gain_over_default: float | None = None
     repeatability: Repeatability | None = None
@@ -113,7 +113,7 @@ class Ceiling(NotebookTable, Rate):
         """
         return None if self.regime != "sustained" or not self.conditions.watts else self.conditions.watts / self.rate
 
-    def utilization(self, *, flop: float, seconds: float, regime: str) -> float:
+    def compute_utilization(self, *, flop: float, seconds: float, regime: str) -> float:
         """Return MAMFU: the rate ``flop / seconds`` as a share of this ceiling.
 
         Raises IncomparableError if ``regime`` is not the regime of the ceiling, because the clocks of regimes differ,
@@ -223,8 +223,8 @@ def confirm_ceiling(
         shape=shape,
         rate=rate,
         interval=interval,
-        rounds=len(winner_rounds),
-        tied=tuple(
+        round_count=len(winner_rounds),
+        tied_candidates=tuple(
             other
             for other in _find_remaining_candidates(confirming_rounds)
             if other != winner and is_tied(winner_rounds, confirming_rounds[other])
@@ -398,7 +398,7 @@ def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not ceiling.interval.is_known:
         return None
-    return ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
+    return ceiling.compute_utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
 
 
 def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
@@ -482,6 +482,6 @@ def compute_share_of_known_ceiling(row: Measurement, known_ceilings: RatesByDtyp
     return row.comparable_rate / ceiling.rate if ceiling is not None and row.ok else None
 
 
-def mark_source_as_option(ceiling: Ceiling) -> Ceiling:
+def copy_as_given_ceiling(ceiling: Ceiling) -> Ceiling:
     """Return a copy of a ceiling whose ``source`` says that the ceiling comes from a log given with ``--ceiling``."""
     return replace(ceiling, source="given", description=f"{ceiling.shape} by {ceiling.kernel}, from --ceiling")

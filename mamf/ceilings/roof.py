@@ -36,30 +36,30 @@ class Roofs:
     """All known ceilings of one device, from which the roof of each row on this device follows.
 
     - ``device``, ``uuid_hash``: the name of the device and a hash of its UUID, if it has one.
-    - ``compute_ceilings``: matmul ceilings by dtype and regime.
+    - ``matmul_ceilings``: matmul ceilings by dtype and regime.
     - ``bandwidth_ceilings``: bandwidth ceilings by memory level and regime.
     """
 
     device: str
     uuid_hash: str | None
-    compute_ceilings: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
+    matmul_ceilings: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
     bandwidth_ceilings: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
 
     @property
     def regimes(self) -> list[str]:
-        return list(dict.fromkeys(regime for _, regime in (*self.compute_ceilings, *self.bandwidth_ceilings)))
+        return list(dict.fromkeys(regime for _, regime in (*self.matmul_ceilings, *self.bandwidth_ceilings)))
 
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
         """Return a copy with only the ceilings of ``regimes``. Raises UsageError if there are no such ceilings."""
         kept_regimes = tuple(regimes)
-        compute_ceilings = {key: each for key, each in self.compute_ceilings.items() if key[1] in kept_regimes}
+        matmul_ceilings = {key: each for key, each in self.matmul_ceilings.items() if key[1] in kept_regimes}
         bandwidth_ceilings = {key: each for key, each in self.bandwidth_ceilings.items() if key[1] in kept_regimes}
-        if not compute_ceilings and not bandwidth_ceilings:
+        if not matmul_ceilings and not bandwidth_ceilings:
             raise UsageError(
                 f"no ceiling is known in the regime {' or '.join(kept_regimes)}: choose from the regimes with a "
                 f"ceiling, {', '.join(self.regimes)}"
             )
-        return replace(self, compute_ceilings=compute_ceilings, bandwidth_ceilings=bandwidth_ceilings)
+        return replace(self, matmul_ceilings=matmul_ceilings, bandwidth_ceilings=bandwidth_ceilings)
 
     def find_roof_and_bound(self, row: Measurement) -> tuple[float, str] | None:
         """Return the roof of a row, in the unit of its rate, and what limits the row: COMPUTE_BOUND or BANDWIDTH_BOUND.
@@ -69,13 +69,13 @@ class Roofs:
         ceiling, which was measured with reads.
         """
         work, memory_ceiling = row.work, self.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
-        compute_ceiling = find_row_ceiling(row, self.compute_ceilings) if work.has_matmul_flop else None
+        matmul_ceiling = find_row_ceiling(row, self.matmul_ceilings) if work.has_matmul_flop else None
         if memory_ceiling is None or (
-            compute_ceiling is None if work.has_matmul_flop else not reads_operands(row.problem)
+            matmul_ceiling is None if work.has_matmul_flop else not reads_operands(row.problem)
         ):
             return None
         seconds = {
-            COMPUTE_BOUND: 0.0 if compute_ceiling is None else work.flop / compute_ceiling.rate / TERA,
+            COMPUTE_BOUND: 0.0 if matmul_ceiling is None else work.flop / matmul_ceiling.rate / TERA,
             BANDWIDTH_BOUND: work.nbytes / memory_ceiling.rate / TERA,
         }
         bound = max(seconds, key=seconds.__getitem__)
@@ -85,7 +85,7 @@ class Roofs:
         """Say which ceiling is missing to compute the roof of a row, and which command measures this ceiling. Return
         None if no ceiling is missing.
         """
-        if row.work.has_matmul_flop and find_row_ceiling(row, self.compute_ceilings) is None:
+        if row.work.has_matmul_flop and find_row_ceiling(row, self.matmul_ceilings) is None:
             find_command = f"mamf find --dtype {row.problem.dtype} --regime {row.regime}"
             return f"no {make_dtype_label(row.problem)} {row.regime} ceiling is known: measure it with '{find_command}'"
         if (MEMORY_LEVEL, row.regime) in self.bandwidth_ceilings or not reads_operands(row.problem):
@@ -174,7 +174,7 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
     Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of several devices, unless ``anyway``
     is True.
     """
-    compute_ceilings: dict[tuple[str, str], Ceiling] = {}
+    matmul_ceilings: dict[tuple[str, str], Ceiling] = {}
     bandwidth_ceilings: dict[tuple[str, str], Ceiling] = {}
     all_ceilings = list(ceilings)
     for ceiling in all_ceilings:
@@ -186,18 +186,18 @@ def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bo
         if isinstance(problem, MatmulProblem):
             if problem.data == "normal":
                 key = ceiling.dtype, ceiling.regime
-                compute_ceilings[key] = max(compute_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
+                matmul_ceilings[key] = max(matmul_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
         elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
             level = find_memory_level(problem, ceiling.shape, cache_bytes)
             if level is not None:
                 key = level, ceiling.regime
                 bandwidth_ceilings[key] = max(bandwidth_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
-    if not compute_ceilings and not bandwidth_ceilings:
+    if not matmul_ceilings and not bandwidth_ceilings:
         raise UsageError(
             "the logs contain no compute or bandwidth ceiling: give logs of 'mamf roofline', or of 'mamf find' and "
             "'mamf find --operation bandwidth'"
         )
-    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, compute_ceilings, bandwidth_ceilings)
+    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, matmul_ceilings, bandwidth_ceilings)
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:

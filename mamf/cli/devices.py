@@ -88,7 +88,7 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
     if options.share:
         return run_as_child_process(lambda send: _measure_shapes_of_device(options, run_command, send))
     if options.devices == [RANK_DEVICES]:
-        return _measure_rank(options, run_command)
+        return _measure_shapes_of_rank(options, run_command)
     if options.resume is not None and options.resume.is_dir():
         return _resume_logs_in_folder(options)
     devices = _read_requested_devices(options)
@@ -283,12 +283,12 @@ def _end_run_when_parent_ends() -> None:
     os._exit(INTERRUPTED_EXIT_CODE)
 
 
-def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
+def _measure_shapes_of_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     """Measure this process's part of the shapes, for a run that torchrun or srun started. Return the exit code."""
-    place, folder = require_rank_place(os.environ), options.resume or options.output
+    rank_place, folder = require_rank_place(os.environ), options.resume or options.output
     if folder is None:
         raise UsageError("--devices ranks needs --output or --resume, with the folder for the logs of all ranks")
-    path = folder / f"rank{place.rank}.jsonl"
+    path = folder / f"rank{rank_place.rank}.jsonl"
     if not options.crashed_run:
         make_folder(folder)
         options.new_log_reason = options.new_log_reason or (
@@ -300,11 +300,11 @@ def _measure_rank(options: argparse.Namespace, run_command: RunCommand) -> int:
     device_count = load_backend_class(options.backend or find_usable_backend()).count_devices()
     if options.resume is None:
         # If a launcher shows each process only one device, this device has the index 0.
-        options.device = place.local_rank if device_count > 1 else 0
-    options.share = [place.rank, place.rank_count]
+        options.device = rank_place.local_rank if device_count > 1 else 0
+    options.share = [rank_place.rank, rank_place.rank_count]
     with Path(os.devnull).open("w") as null_device, redirect_reports(null_device):
         exit_code = run_command(options)
-    if place.rank == 0:
+    if rank_place.rank == 0:
         print_line(f"logs: {folder}; run 'mamf show {shlex.quote(str(folder))}' when all ranks have ended")
     return exit_code
 
@@ -393,12 +393,12 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
         make_matmul_kernel(name)
     options.backend = options.backend or find_usable_backend()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
-    if (place := find_rank_place(os.environ)) is not None:
+    if (rank_place := find_rank_place(os.environ)) is not None:
         if options.overlap:
             raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
-        if place.local_rank > 0:
+        if rank_place.local_rank > 0:
             return []
-        options.output_folder /= f"node{place.node_index}"
+        options.output_folder /= f"node{rank_place.node_index}"
     return resolve_device_indices(options.backend, options.devices or [ALL_DEVICES])
 
 

@@ -163,12 +163,14 @@ def _add_parameter_option(
     if parameter.has_range:
         # Read a bound as a plain number, because START may be 0, which is not a valid size.
         convert_bound = replace(parameter, parse_text=None).convert
-        bounds: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
+        range_keywords: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         range_help = (
             f"sizes of {parameter.name.upper()} from START up to, but not including, STOP, in steps of "
             "STEP; if START is 0, the first size is STEP"
         )
-        actions.append(target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **bounds))
+        actions.append(
+            target_group.add_argument(f"{option}-range", dest=f"{dest}_range", help=range_help, **range_keywords)
+        )
     for action in actions:
         vars(action).update(is_rare=parameter.is_rare, is_parameter=True)
 

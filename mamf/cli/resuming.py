@@ -188,13 +188,13 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
     if logged_plan.is_shared:
         requested_plan = requested_plan.make_plan_for_rank(logged_plan.options.rank, logged_plan.options.ranks)
     logged_values, requested_values = map(_collect_option_values, (logged_plan, requested_plan))
-    for name in sorted(logged_values, key=lambda each: not _may_be_typed(options, each)):
+    for name in sorted(logged_values, key=lambda each: not _may_have_been_typed(options, each)):
         if logged_values[name] != requested_values[name]:
-            is_typed = _may_be_typed(options, name)
+            is_typed = _may_have_been_typed(options, name)
             raise make_contradiction_error(options, name, logged_values[name], requested_values[name], is_typed)
 
 
-def _may_be_typed(options: argparse.Namespace, option: str) -> bool:
+def _may_have_been_typed(options: argparse.Namespace, option: str) -> bool:
     """Return whether the user may have typed an option. Always True for shapes, which several options set."""
     names = {prefix + option.replace("-", "_") for prefix in ("", "field_")} & vars(options).keys()
     return option == "shapes" or not names or bool(names & options.given_names)

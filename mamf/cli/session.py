@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mamf.backend import SIBLING_CHECK, Advice, Backend, format_sharing_warning
+from mamf.backend import SIBLING_CHECK, Backend, CheckResult, format_sharing_warning
 from mamf.cli.planning import make_plan, make_request
 from mamf.cli.resuming import (
     compute_remaining_budget,
@@ -115,11 +115,11 @@ class Session:
         else:
             self.backend = open_backend(options.backend or "auto", options.device or 0)
         get_isolated_checker(self.backend).checks_all_kernels = options.isolate
-        advice: Sequence[Advice] = ()
+        check_results: Sequence[CheckResult] = ()
         if self.resumed_log:
             apply_logged_traits(self.backend, self.resumed_log.header.get("traits", {}))
         elif not options.dry_run:
-            advice = replace_assumed_traits(self.backend, warn)
+            check_results = replace_assumed_traits(self.backend, warn)
         if self.operation.uses_shared_links and getattr(options, "share", None):
             raise UsageError(
                 f"--devices cannot measure {self.operation.name}: all devices share their links and would slow each "
@@ -141,7 +141,7 @@ class Session:
             resumed_log=resumed,
             command=quote_command_line(),
             notes=options.notes,
-            advice=advice,
+            check_results=check_results,
             skipped_checks=[SIBLING_CHECK] if getattr(options, "share", None) else [],
             shield_from_signals=signal_handler.shield_from_signals,
             check_signals=signal_handler.raise_if_interrupted,
@@ -283,7 +283,7 @@ class Session:
         the exit code of the failure.
         """
         from mamf.cli.progress import ProgressBar
-        from mamf.machine.environment import format_advice, select_warnings
+        from mamf.machine.environment import format_check_result, select_warnings
 
         run = self.measured_run
         run.report_phase = lambda text: progress.show_phase(text)
@@ -295,7 +295,7 @@ class Session:
             self.options, self.backend, run.writer, self.resumed_log.measurements if self.resumed_log else ()
         )
         for finding in select_warnings(run.findings):
-            warn(format_advice(finding))
+            warn(format_check_result(finding))
         try:
             logged_rows = filter(run.is_result, run.rows)
             with ProgressBar(self.count_remaining_measurements(), logged_rows, self.kind != VERIFY) as progress:

@@ -46,7 +46,7 @@ class ResultRate(Rate):
     """A rate in a log of results/, with the row and the ceiling that it comes from.
 
     - ``log_path``: the path of the log in results/. ``header``: the header of the log.
-    - ``table``: the table that shows the rate, one of TABLES.
+    - ``table_name``: the name of the table that shows the rate, one of TABLES.
     - ``ceiling``: the ceiling that has this rate, if a search found the rate and then confirmed it with new
       measurements. None if the rate is that of a single row.
     - ``row``: the row with this rate or, for a ceiling, a row that confirmed it.
@@ -57,7 +57,7 @@ class ResultRate(Rate):
     regime: str
     header: Mapping[str, Any]
     log_path: Path
-    table: str
+    table_name: str
     row: Measurement
     ceiling: Ceiling | None = None
     mamfu: float = 0.0
@@ -69,7 +69,7 @@ class ResultRate(Rate):
     @property
     def confirmation_key(self) -> tuple[Any, ...]:
         """The values that two rates must share so that one can confirm the other, such as device, dtype and regime."""
-        if self.table == MATMUL_TABLE:
+        if self.table_name == MATMUL_TABLE:
             return self.device, self.dtype, self.regime
         of = (self.row.operation, make_problem_title(self.row.regime, self.row.problem), self.device)
         return of if self.ceiling else (*of, self.row.shape, self.row.kernel)
@@ -77,7 +77,7 @@ class ResultRate(Rate):
     @property
     def label(self) -> str:
         """The problem, regime, shape and kernel of the rate in words, for tables."""
-        if self.table == MATMUL_TABLE:
+        if self.table_name == MATMUL_TABLE:
             return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
         return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
 
@@ -144,7 +144,7 @@ def collect_rates(log: RunLog, log_path: Path) -> list[ResultRate]:
 
 
 def _make_rate(
-    log: RunLog, log_path: Path, table: str, row: Measurement, ceiling: Ceiling | None = None, mamfu: float = 0.0
+    log: RunLog, log_path: Path, table_name: str, row: Measurement, ceiling: Ceiling | None = None, mamfu: float = 0.0
 ) -> ResultRate:
     device = log.header["device"]
     interval = row.rate_interval if row.best_by == row.figure else None
@@ -162,7 +162,7 @@ def _make_rate(
         date=log.header["started"],
         header=log.header,
         log_path=log_path,
-        table=table,
+        table_name=table_name,
         row=row,
         ceiling=ceiling,
         mamfu=mamfu,
@@ -206,7 +206,9 @@ class Submitters:
         )
 
 
-def split_confirmed(rates: Iterable[ResultRate], submitters: Submitters) -> tuple[list[ResultRate], list[ResultRate]]:
+def split_by_confirmation(
+    rates: Iterable[ResultRate], submitters: Submitters
+) -> tuple[list[ResultRate], list[ResultRate]]:
     """Split rates into confirmed and unconfirmed ones. Only rates from complete runs can confirm other rates."""
     listed = list(rates)
     complete = group_pairs((entry.confirmation_key, entry) for entry in listed if entry.tier == "complete")
@@ -275,8 +277,8 @@ class ResultsCollection:
     legacy_runs: Sequence[tuple[FinderRun, Path]] = ()
     submitters: Submitters = field(default_factory=lambda: Submitters({}))
 
-    def select_rates_of_table(self, table: str) -> list[ResultRate]:
-        return [entry for entry in self.rates if entry.table == table]
+    def select_rates_of_table(self, table_name: str) -> list[ResultRate]:
+        return [entry for entry in self.rates if entry.table_name == table_name]
 
 
 def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.contribution.collection import MAINTAINERS_FILE, SUBMITTERS_FILE, check_submitters
 from mamf.contribution.known_ceilings import PUBLISHED_FIGURES_FILE, PUBLISHED_NOTICE_FILE
 from mamf.contribution.rules import (
@@ -19,13 +21,13 @@ from mamf.contribution.rules import (
     RULES,
     Finding,
     ReviewedLog,
-    check_legacy_run,
     check_private_texts,
 )
+from mamf.dtypes import DTYPES
 from mamf.errors import RunLogError, UsageError, shorten_value
 from mamf.files import yield_numbered_paths
 from mamf.kinds.registry import get_kind
-from mamf.logs.legacy import LEGACY_TIER, FinderRun, build_legacy_run
+from mamf.logs.legacy import FINDER_STATISTICS, LEGACY_TIER, FinderRun, build_legacy_run
 from mamf.logs.run_log import (
     MALFORMED_LOG_ERRORS,
     ReadProgressCallback,
@@ -36,7 +38,9 @@ from mamf.logs.run_log import (
     parse_records,
     read_lines,
 )
+from mamf.measurement import TERA
 from mamf.operations.unknown import sets_compute_ceiling
+from mamf.peaks import compute_max_flops
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import OPERATION_GROUP, list_builtin_names
 from mamf.report.document import Answer, Block, Column, Document, Lines, Table, format_count
@@ -178,10 +182,26 @@ def _review_legacy_log(path: Path, records: Iterator[tuple[int, dict[str, Any]]]
             yield record
 
     run = build_legacy_run(path, check_and_yield_records())
-    findings += check_legacy_run(run)
+    findings += _check_legacy_run(run)
     figures = hash((run.started, *(f"{row.shape} {row.tflops}" for row in run.rows)))
     results_path = Path(make_folder_name(run.device or ""), make_legacy_file_name(run))
     return Review(path, tuple(findings), LEGACY_TIER, results_path, frozenset([figures]))
+
+
+def _check_legacy_run(run: FinderRun) -> Iterator[Finding]:
+    """Check that an imported run of mamf-finder names its accelerator, and that its figures are physically possible."""
+    if not run.device:
+        yield Finding("device", "the log does not name the accelerator", 1)
+    if not run.rows and not run.best:
+        yield Finding("missing-row", "the log has no figures")
+    is_known = run.dtype in DTYPES and run.device
+    limit = compute_max_flops(DeviceInfo("legacy", 0, run.device or "", ""), run.dtype or "") if is_known else None
+    for line, row in enumerate((*run.rows, *run.best.values()), start=2):
+        for name, tflops in row.tflops.items():
+            if name not in FINDER_STATISTICS or not 0 < tflops < math.inf:
+                yield Finding("unreadable", f"{name} {tflops!r} is not a figure that mamf-finder prints", line)
+            elif limit is not None and tflops * TERA > limit:
+                yield Finding("implausible", f"{tflops:g} TFLOPS is more than {run.device} can reach", line)
 
 
 def _make_unreadable_finding(path: Path, error: Exception) -> Finding:

@@ -17,20 +17,19 @@ from typing import Any
 
 from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
 
-from mamf.backend import SIMULATED_BACKEND, DeviceInfo, format_sharing_warning
+from mamf.backend import SIMULATED_BACKEND, format_sharing_warning
 from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceilings
 from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_csv_rows
 from mamf.kinds.registry import get_kind
-from mamf.logs.legacy import FINDER_STATISTICS, FinderRun
 from mamf.logs.recording import HeaderRecord, RunEnd
 from mamf.logs.records import STRUCT_BY_RECORD, make_ceiling_record, make_measurement_record, read_ceiling_record
 from mamf.logs.run_log import CeilingsByProblemAndRegime, RunLog, keep_latest_rows
+from mamf.machine.environment import list_logged_warnings
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer_calibration, is_plausible_overhead
 from mamf.operations.unknown import get_operation, sets_compute_ceiling
 from mamf.peaks import (
-    compute_max_flops,
     find_device_by_misspelled_name,
     find_device_by_name,
     read_contributed_rates,
@@ -265,22 +264,6 @@ def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("private", f"remove the secret, account, host, address or path from {scrub_record(names)}", line)
 
 
-def check_legacy_run(run: FinderRun) -> Iterator[Finding]:
-    """Check that an imported run of mamf-finder names its accelerator, and that its figures are physically possible."""
-    if not run.device:
-        yield Finding("device", "the log does not name the accelerator", 1)
-    if not run.rows and not run.best:
-        yield Finding("missing-row", "the log has no figures")
-    is_known = run.dtype in DTYPES and run.device
-    limit = compute_max_flops(DeviceInfo("legacy", 0, run.device or "", ""), run.dtype or "") if is_known else None
-    for line, row in enumerate((*run.rows, *run.best.values()), start=2):
-        for name, tflops in row.tflops.items():
-            if name not in FINDER_STATISTICS or not 0 < tflops < math.inf:
-                yield Finding("unreadable", f"{name} {tflops!r} is not a figure that mamf-finder prints", line)
-            elif limit is not None and tflops * TERA > limit:
-                yield Finding("implausible", f"{tflops:g} TFLOPS is more than {run.device} can reach", line)
-
-
 # -- rules that compute figures again from samples ---------------------------------------------------------------------
 
 
@@ -452,6 +435,14 @@ def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
                 )
 
 
+def check_machine_load(reviewed_log: ReviewedLog) -> Iterator[Finding]:
+    """Warn if other work used the CPU of the machine before or during the run."""
+    for text in list_logged_warnings(reviewed_log.log.header, load_only=True):
+        if " load: " in text:  # The rule ``shared-card`` finds other processes that use the device.
+            message = f"{text.removeprefix('WARN ')}: measure again on a quiet machine"
+            yield Finding("busy-machine", message, is_warning=True)
+
+
 def check_for_equal_samples(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Find rows whose samples are all equal, or equal to the samples of another row."""
     line_by_samples: dict[tuple[float, ...], int] = {}
@@ -495,6 +486,7 @@ RULES: tuple[Callable[[ReviewedLog], Iterator[Finding]], ...] = (
     check_speed_limits,
     check_verification,
     check_sensor_readings,
+    check_machine_load,
     check_for_equal_samples,
     check_timer_overhead,
 )

@@ -23,7 +23,7 @@ from mamf.contribution.collection import (
     format_software_versions,
     select_attention_rates,
     select_best_per_problem,
-    split_confirmed,
+    split_by_confirmation,
 )
 from mamf.contribution.review import make_folder_name
 from mamf.logs.legacy import FinderRun
@@ -89,11 +89,11 @@ def _make_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
     ``parts``: the contents of each folder of results/, by its name. Dtypes with the most logs come first.
     """
     rates: dict[tuple[str, str], dict[str, float]] = {}
-    counts: Counter[str] = Counter()
+    rate_count_by_dtype: Counter[str] = Counter()
     for folder, part in parts.items():
-        confirmed = split_confirmed(part.select_rates_of_table(MATMUL_TABLE), part.submitters)[0]
+        confirmed = split_by_confirmation(part.select_rates_of_table(MATMUL_TABLE), part.submitters)[0]
         kept = [each for each in confirmed if each.tier == "complete" and each.regime in CEILING_REGIMES]
-        counts.update(each.dtype for each in kept)
+        rate_count_by_dtype.update(each.dtype for each in kept)
         for best, _ in find_best_rates(kept):
             rates.setdefault((folder, best.dtype), {})[best.regime] = best.rate
 
@@ -105,8 +105,8 @@ def _make_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
             _format_burst_and_sustained,
         )
 
-    dtypes = sorted(counts, key=lambda dtype: (-counts[dtype], dtype))
-    ranked = sorted(
+    dtypes = sorted(rate_count_by_dtype, key=lambda dtype: (-rate_count_by_dtype[dtype], dtype))
+    ranked_folders = sorted(
         parts, key=lambda folder: [-max(rates.get((folder, dtype), {"": 0.0}).values()) for dtype in dtypes]
     )
     links = {
@@ -114,7 +114,8 @@ def _make_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
         for folder, part in parts.items()
     }
     table: Table[str] = Table(
-        [Column("", "accelerator", links.get, Markup, is_left_aligned=True), *map(make_rates_column, dtypes)], ranked
+        [Column("", "accelerator", links.get, Markup, is_left_aligned=True), *map(make_rates_column, dtypes)],
+        ranked_folders,
     )
     return "\n".join([_MATRIX_INTRODUCTION, format_visible_rows_as_markdown(table), _PUBLISHED_NOTE])
 
@@ -130,26 +131,26 @@ def _format_burst_and_sustained(rates: Mapping[str, float]) -> str:
 
 
 def _make_device_page(part: ResultsCollection) -> str:
-    ranked: dict[str, list[ResultRate]] = {}
+    ranked_rates: dict[str, list[ResultRate]] = {}
     unconfirmed, interrupted = [], []
-    for table in TABLES:
-        confirmed, others = split_confirmed(part.select_rates_of_table(table), part.submitters)
-        ranked[table] = [entry for entry in confirmed if entry.tier == "complete"]
+    for table_name in TABLES:
+        confirmed, others = split_by_confirmation(part.select_rates_of_table(table_name), part.submitters)
+        ranked_rates[table_name] = [entry for entry in confirmed if entry.tier == "complete"]
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
     best = group_pairs(
-        (entry.row.operation, entry) for entry in select_best_per_problem(ranked[OTHER_OPERATIONS_TABLE])
+        (entry.row.operation, entry) for entry in select_best_per_problem(ranked_rates[OTHER_OPERATIONS_TABLE])
     )
     legacy = sorted(part.legacy_runs, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     sections = [
         f"# {escape_markdown(_get_device_name(part))}\n\n{_GENERATED_NOTE} [All accelerators](../README.md)\n",
         _format_section(
-            "Ceilings", make_ceiling_columns(), find_best_rates(ranked[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"
+            "Ceilings", make_ceiling_columns(), find_best_rates(ranked_rates[MATMUL_TABLE]), f"{_TABLE_LEGEND}\n"
         ),
         _format_section(
             "Attention: the best kernel by share of the measured ceiling (MAMFU)",
             [*make_attention_columns(), _LOG_COLUMN],
-            select_attention_rates(ranked[SHARES_TABLE]),
+            select_attention_rates(ranked_rates[SHARES_TABLE]),
         ),
         *(_format_operation_section(operation, rates) for operation, rates in best.items()),
         _format_section(_INTERRUPTED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(interrupted)),
@@ -307,7 +308,7 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
 
     The file has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
     """
-    rates = split_confirmed(collection.select_rates_of_table(MATMUL_TABLE), collection.submitters)[0]
+    rates = split_by_confirmation(collection.select_rates_of_table(MATMUL_TABLE), collection.submitters)[0]
     # Leave out CPUs: virtual machines give CPUs of different speed the same name, so rates of one CPU say nothing about
     # another.
     kept = [

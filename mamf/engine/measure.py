@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mamf.backend import Backend, DeviceInfo, OperandPool, Reading
+from mamf.backend import Backend, DeviceInfo, OperandPool, SensorReading
 from mamf.ceilings.ceiling import CONFIRM_PHASE
 from mamf.engine.regimes import Regime, Samples, StoppingRule, SustainedRegime
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
@@ -309,7 +309,7 @@ def measure_launch_bytes(backend: Backend, checked: CheckedKernel, problem: Any,
     return None if peak is None else int(operands + checked.prepared.extra_bytes_per_set + peak - before)
 
 
-def summarize_readings(readings: Sequence[Reading], watts: float | None) -> Conditions:
+def summarize_readings(readings: Sequence[SensorReading], watts: float | None) -> Conditions:
     """Summarize sensor readings as the conditions of a row: median clock, highest temperature, and the throttle reasons
     that occur in at least a tenth of the readings. ``watts``: the power from an energy counter; if None, the median
     power of the readings is used.

@@ -125,7 +125,7 @@ class Runner:
     clock_policy: ClockPolicy = field(default_factory=ClockPolicy)
     report_step: StepReporter = lambda step, is_prepared: None
     #: The number of steps that were skipped because the budget ended.
-    skipped_count: int = field(default=0, init=False)
+    skipped_step_count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         self.start_time = self.now()
@@ -203,8 +203,8 @@ class Runner:
             )
             return is_of_phase and (not round_number or next_row.round <= round_number)
         if self.is_budget_over():
-            self.skipped_count += 1
-        return not self.skipped_count and (is_required or self.now() < end_time)
+            self.skipped_step_count += 1
+        return not self.skipped_step_count and (is_required or self.now() < end_time)
 
     def prepare_regime(self, regime: Regime) -> Regime:
         """Let a regime prepare the device before the first shape, and return the regime. Raise DeviceError if the
@@ -261,7 +261,7 @@ class Runner:
         device no longer answers.
         """
         if self.is_budget_over():
-            self.skipped_count += 1
+            self.skipped_step_count += 1
             return None
         self._has_tried_step = self._has_tried_step or not step.is_reference
         kernel, problem = step.kernel, step.problem
@@ -299,7 +299,7 @@ class Runner:
         if row.status == "failed":
             self._require_answering_device(replace(failed, reason=f"{LOST_DEVICE_REASON} ({row.reason})"))
         if is_row_cut_short(row, step.regime, deadline, self.now()):
-            self.skipped_count += 1
+            self.skipped_step_count += 1
             return None
         self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
         return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
@@ -375,7 +375,7 @@ class Strategy(Protocol):
     """The part of a run that chooses what to measure next, and yields what the log records."""
 
     @property
-    def skipped_count(self) -> int:
+    def skipped_step_count(self) -> int:
         """The number of steps that were skipped because the budget ended. The number is final once ``yield_results``
         ends.
         """
@@ -397,8 +397,8 @@ class PlanStrategy(ABC):
         self.replayed_rows = list(replayed_rows)
 
     @property
-    def skipped_count(self) -> int:
-        return self.runner.skipped_count
+    def skipped_step_count(self) -> int:
+        return self.runner.skipped_step_count
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
         self.runner = Runner(

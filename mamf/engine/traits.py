@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import NamedTuple
 
-from mamf.backend import MIB, Advice, Backend
+from mamf.backend import MIB, Backend, CheckResult
 from mamf.calibration import ASSUMED_TRAITS_REMARK, BurstTraits, SustainedTraits
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
 from mamf.machine.environment import pause_garbage_collection
@@ -58,14 +58,16 @@ class MeasuredTraits:
     burst_traits: BurstTraits
     sustained_traits: SustainedTraits
     cache_bytes: int | None
-    findings: Sequence[Advice]
+    findings: Sequence[CheckResult]
 
 
 #: The traits that this process has measured, by the backend, index and name of the device.
 _TRAITS_BY_DEVICE: dict[tuple[str, int, str], MeasuredTraits] = {}
 
 
-def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] = lambda text: None) -> Sequence[Advice]:
+def replace_assumed_traits(
+    backend: Backend, on_start: Callable[[str], object] = lambda text: None
+) -> Sequence[CheckResult]:
     """Measure the traits of a device once per process, if its backend only assumes them. Store the traits in the
     backend, and return descriptions of them. Return an empty sequence if the backend already knows the traits. If the
     measurement fails, keep the assumed traits, and add a remark to each row.
@@ -89,7 +91,7 @@ def replace_assumed_traits(backend: Backend, on_start: Callable[[str], object] =
             )
             burst = replace(backend.burst_traits, remark=remark)
             sustained = replace(backend.sustained_traits, remark=remark)
-            _TRAITS_BY_DEVICE[key] = MeasuredTraits(burst, sustained, None, (Advice("traits", "unknown", remark),))
+            _TRAITS_BY_DEVICE[key] = MeasuredTraits(burst, sustained, None, (CheckResult("traits", "unknown", remark),))
     measured = _TRAITS_BY_DEVICE[key]
     backend.burst_traits, backend.sustained_traits = measured.burst_traits, measured.sustained_traits
     backend.info = replace(info, cache_bytes=info.cache_bytes or measured.cache_bytes)
@@ -388,7 +390,7 @@ class _TraitProbe:
 
 def _describe_findings(
     wake_up: WakeUp, reaction: LoadReaction, recovery_seconds: float | None, cache_bytes: int | None
-) -> Sequence[Advice]:
+) -> Sequence[CheckResult]:
     woken = (
         f"for {wake_up.wake_seconds * 1e3:.3g} ms after a rest, launches take {wake_up.slowdown_ratio:.2g} times as "
         "long as later launches"
@@ -412,7 +414,7 @@ def _describe_findings(
         else f"{cache_bytes / MIB:.3g} MiB"
     )
     return (
-        Advice("wake-up", "ok", woken),
-        Advice("reaction to load", "ok" if reaction.settling_seconds is not None else "unknown", slowed),
-        Advice("cache", "ok" if cache_bytes else "unknown", size),
+        CheckResult("wake-up", "ok", woken),
+        CheckResult("reaction to load", "ok" if reaction.settling_seconds is not None else "unknown", slowed),
+        CheckResult("cache", "ok" if cache_bytes else "unknown", size),
     )

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mamf.backend import Advice
+from mamf.backend import CheckResult
 from mamf.engine.runner import RunSetup, Strategy
 from mamf.errors import DeviceLostError, get_first_message_line
 from mamf.kinds.kind import AnyCeilings
@@ -30,7 +30,7 @@ from mamf.machine.environment import (
     CpuUse,
     check_load_during_run,
     describe_mamf_version,
-    format_advice,
+    format_check_result,
     run_machine_checks,
 )
 from mamf.measurement import Measurement
@@ -58,7 +58,7 @@ class Run(RunSetup):
     - ``resumed_log``: the log that the run continues, instead of starting a new one.
     - ``known_ceilings``: ceilings that the run need not confirm and that its report compares rows with.
     - ``command``, ``notes``: texts that are written to the header of the log.
-    - ``advice``: advice to the user that mamf found while it opened the device.
+    - ``check_results``: the results of the checks that mamf made while it opened the device.
     - ``skipped_checks``: the names of machine checks whose results do not matter for this run.
     - ``shield_from_signals``: a function that makes a context inside which no signal, such as Ctrl-C, raises an
       exception; the default lets a signal end the run at any line of code, as Python does.
@@ -74,7 +74,7 @@ class Run(RunSetup):
     known_ceilings: AnyCeilings = field(default_factory=dict)
     command: str = PYTHON_COMMAND
     notes: str = ""
-    advice: Sequence[Advice] = ()
+    check_results: Sequence[CheckResult] = ()
     skipped_checks: Collection[str] = ()
     shield_from_signals: Callable[[], AbstractContextManager[None]] = nullcontext
     check_signals: Callable[[], object] = lambda: None
@@ -83,7 +83,7 @@ class Run(RunSetup):
     def __post_init__(self) -> None:
         self.kind = get_kind(self.plan)
         #: Problems of the machine that ``mamf doctor`` reports. The list is empty until the log is open.
-        self.findings: list[Advice] = []
+        self.findings: list[CheckResult] = []
         #: The reasons for failures that did not end the run.
         self.failures: list[str] = []
         self.header: dict[str, Any] = self.resumed_log.log.header if self.resumed_log else {}
@@ -135,7 +135,7 @@ class Run(RunSetup):
                     if isinstance(record, Measurement):
                         yield record
                     self.check_signals()
-                is_cut, is_idle = self.kind.is_run_cut_short(self, strategy.skipped_count), True
+                is_cut, is_idle = self.kind.is_run_cut_short(self, strategy.skipped_step_count), True
                 status = "interrupted" if is_cut else "complete"
                 reason = "; ".join([*(["the budget ended"] if is_cut else []), *self.failures])
             except KeyboardInterrupt:
@@ -154,8 +154,8 @@ class Run(RunSetup):
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_remaining_steps(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
-        findings = [*run_machine_checks(self.backend), *self.advice]
-        self.findings = [finding for finding in findings if finding.check not in self.skipped_checks]
+        findings = [*run_machine_checks(self.backend), *self.check_results]
+        self.findings = [finding for finding in findings if finding.check_name not in self.skipped_checks]
         if self.resumed_log is not None:
             finding_lines = self._format_findings()
             add_findings_to_header(self.header, finding_lines)
@@ -181,7 +181,7 @@ class Run(RunSetup):
         )
 
     def _format_findings(self) -> list[str]:
-        return [format_advice(finding).strip() for finding in self.findings]
+        return [format_check_result(finding).strip() for finding in self.findings]
 
     def _write_record(self, record: Measurement | LogRecord) -> None:
         if isinstance(record, Measurement):
@@ -207,7 +207,7 @@ class Run(RunSetup):
         if is_idle:
             self.summary |= check_device_after_run(self.backend, self.rows)
         if load_warnings := check_load_during_run(self.backend, self._cpu_use_at_start, CpuUse.read()):
-            self.summary["findings"] = list(map(format_advice, load_warnings))
+            self.summary["findings"] = list(map(format_check_result, load_warnings))
             add_findings_to_header(self.header, self.summary["findings"])
         for ceiling in ceilings.values():
             self._write_record(LogRecord("ceiling", make_ceiling_record(ceiling)))

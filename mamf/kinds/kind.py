@@ -15,9 +15,9 @@ from mamf.ceilings.ceiling import (
     Ceiling,
     Ceilings,
     compute_mamfu,
+    copy_as_given_ceiling,
     explain_missing_ceiling,
     find_row_ceiling,
-    mark_source_as_option,
 )
 from mamf.ceilings.roof import Roofs, build_roofs
 from mamf.errors import UsageError
@@ -89,15 +89,15 @@ class RunKind:
         """
         return len(setup.remaining_steps)
 
-    def is_run_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
-        """Return whether the time budget ended the run early. ``skipped_count``: the number of steps that were not
+    def is_run_cut_short(self, setup: RunSetup, skipped_step_count: int) -> bool:
+        """Return whether the time budget ended the run early. ``skipped_step_count``: the number of steps that were not
         measured because the budget ended.
         """
-        return bool(skipped_count)
+        return bool(skipped_step_count)
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
-        given_ceilings = report_options.roofs.compute_ceilings if report_options.roofs else {}
+        given_ceilings = report_options.roofs.matmul_ceilings if report_options.roofs else {}
         # Of the given ceilings, keep only those that have the dtype and regime of at least one row, because the others
         # are not needed to compute shares.
         row_ceilings = (find_row_ceiling(row, given_ceilings) for row in log.measurements if row.work.has_matmul_flop)
@@ -105,7 +105,7 @@ class RunKind:
         shares = ShareCalculator(
             log.header,
             log.matmul_ceilings,
-            {**log.known_ceilings, **{key: mark_source_as_option(each) for key, each in used_ceilings.items()}},
+            {**log.known_ceilings, **{key: copy_as_given_ceiling(each) for key, each in used_ceilings.items()}},
             report_options.roofs or build_confirmed_roofs(log),
         )
         confirmed = log.other_ceilings if self.has_ceilings else None
@@ -203,8 +203,8 @@ class FindKind(RunKind):
         supported_problems = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
         return sum(key not in confirmed for key in itertools.product(supported_problems, plan.regimes))
 
-    def is_run_cut_short(self, setup: RunSetup, skipped_count: int) -> bool:
-        return bool(skipped_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))
+    def is_run_cut_short(self, setup: RunSetup, skipped_step_count: int) -> bool:
+        return bool(skipped_step_count if explain_missing_ceiling(setup.rows) else self.count_remaining_steps(setup))
 
     def format_command(self, plan: Plan) -> str:
         return FIND if plan.is_search else f"{FIND} --operation {plan.operation}"

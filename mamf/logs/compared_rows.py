@@ -461,7 +461,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         ceiling.rate,
         ceiling.interval,
         unit=ceiling.unit,
-        error=compute_error_between_runs(error, ceiling.regime, ceiling.rounds),
+        error=compute_error_between_runs(error, ceiling.regime, ceiling.round_count),
         seconds_per_launch=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
         loss_per_degree=known.per_degree,

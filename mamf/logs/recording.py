@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints
 from msgspec import UNSET, Struct, defstruct
 from msgspec import UnsetType as Missing
 
-from mamf.backend import Backend, DeviceInfo, Unavailable, parse_sharing_ways
+from mamf.backend import Backend, DeviceInfo, Unavailability, parse_sharing_ways
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.logs.records import CyclesUsed, FieldValues, Int64, ToolRecord, get_utc_time
 from mamf.machine.environment import describe_environment, describe_mamf_version
@@ -222,7 +222,7 @@ def make_header(
         "device": asdict(backend.info),
         "timer": backend.timer,
         **({"traits": traits} if (traits := make_traits_record(backend)) else {}),
-        "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailable) else "available",
+        "sensors": f"unavailable: {sensors.reason}" if isinstance(sensors, Unavailability) else "available",
         "kernel": kernel,
         "plan": dict(plan),
         "settings": backend.read_settings(),
@@ -277,7 +277,7 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     with suppress(Exception):  # A device that has failed may raise an exception here.
         if any(row.timer_overhead for row in rows) and (after := backend.estimate_timer_overhead()) is not None:
             fields["timer_overhead_after_seconds"] = round(after, 9)
-        if new := [way for way in backend.find_sharing() if way not in parse_sharing_ways(backend.info.name)]:
+        if new := [way for way in backend.find_sharing_ways() if way not in parse_sharing_ways(backend.info.name)]:
             fields["shared_after"] = new
     return fields
 

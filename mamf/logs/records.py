@@ -32,7 +32,7 @@ RecordT = TypeVar("RecordT")
 #: A whole number that fits in 64 bits. JSON itself has no limit.
 Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 #: A reading of a sensor, such as a clock in MHz; None if the sensor gave none. Whole numbers stay whole in the log.
-SensorReading = Int64 | float | None
+SensorValue = Int64 | float | None
 #: The value that one field of a shape or problem may have.
 PlainValue = str | bool | Int64 | float | None
 FieldValues = dict[str, PlainValue | list[PlainValue]]
@@ -83,9 +83,9 @@ class MeasurementRecord(Struct, kw_only=True):
     samples_seconds: list[SampleSeconds]
     implausible_samples_seconds: list[TimerReading]
     relative_error: float | None
-    clock_mhz: SensorReading
-    watts: SensorReading
-    celsius: SensorReading
+    clock_mhz: SensorValue
+    watts: SensorValue
+    celsius: SensorValue
     throttle_reasons: list[str]
     throttle_shares: dict[str, float] | Missing = UNSET
     true_clock_mhz: TrueClockMhz | Missing = UNSET
@@ -123,9 +123,9 @@ class CeilingRecord(Struct, kw_only=True):
     gain_over_default: float | None
     repeatability: Repeatability | None
     joules_per_tflop: float | Missing | None = UNSET
-    clock_mhz: SensorReading
-    watts: SensorReading
-    celsius: SensorReading
+    clock_mhz: SensorValue
+    watts: SensorValue
+    celsius: SensorValue
     throttle_reasons: list[str]
     true_clock_mhz: TrueClockMhz | Missing = UNSET
     cycles_used: CyclesUsed | Missing = UNSET
@@ -367,8 +367,8 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
             shape=str(ceiling.shape),
             kernel=ceiling.kernel,
             interval_coverage=round(ceiling.interval.coverage, 4),
-            rounds=ceiling.rounds,
-            tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied],
+            rounds=ceiling.round_count,
+            tied=[{"shape": str(shape), "kernel": kernel} for shape, kernel in ceiling.tied_candidates],
             gain_over_default=None if ceiling.gain_over_default is None else round(ceiling.gain_over_default, 4),
             repeatability=ceiling.repeatability,
             **rate_fields,
@@ -397,8 +397,8 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         shape=operation.parse_shape(read.shape),
         rate=rate,
         interval=Interval(interval[0], interval[1], read.interval_coverage),
-        rounds=read.rounds,
-        tied=tuple((operation.parse_shape(each["shape"]), each["kernel"]) for each in read.tied),
+        round_count=read.rounds,
+        tied_candidates=tuple((operation.parse_shape(each["shape"]), each["kernel"]) for each in read.tied),
         conditions=_read_conditions(read),
         gain_over_default=read.gain_over_default,
         repeatability=read.repeatability,

@@ -36,7 +36,7 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
             shape=row.shape,
             rate=row.best_rate,
             interval=row.rate_interval,
-            rounds=1,
+            round_count=1,
             conditions=row.conditions,
             repeatability=row.repeatability,
         )

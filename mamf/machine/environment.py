@@ -16,7 +16,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mamf.backend import Advice, Backend
+from mamf.backend import Backend, CheckResult
 
 # Names of environment variables that affect torch on every device. Logs record their values. Each backend adds the
 # variables of its vendor.
@@ -92,28 +92,28 @@ _LOAD_CHECKS = ("cpu load", "host load", "other processes")
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
 
-def run_machine_checks(backend: Backend) -> list[Advice]:
+def run_machine_checks(backend: Backend) -> list[CheckResult]:
     """Run the checks of the backend and return their results. If the device is an accelerator, also check whether the
     CPU of the host is busy.
     """
     return [*backend.check_machine(), *([check_host_load()] if backend.is_accelerator else [])]
 
 
-def select_warnings(findings: list[Advice]) -> list[Advice]:
+def select_warnings(findings: list[CheckResult]) -> list[CheckResult]:
     return [finding for finding in findings if finding.verdict == "warning"]
 
 
 def is_machine_busy(backend: Backend) -> bool:
     """Return whether other work uses the CPU or the device, so that launches may take longer than usual."""
-    return any(finding.check in _LOAD_CHECKS for finding in select_warnings(run_machine_checks(backend)))
+    return any(finding.check_name in _LOAD_CHECKS for finding in select_warnings(run_machine_checks(backend)))
 
 
-def check_host_load() -> Advice:
+def check_host_load() -> CheckResult:
     """Check for 0.1 s whether other work keeps the host's CPU busy."""
     import psutil  # imported here, because commands that measure nothing work without psutil
 
     busy_percent = psutil.cpu_percent(interval=0.1)
-    return Advice(
+    return CheckResult(
         "host load",
         "ok" if busy_percent < _MIN_BUSY_HOST_PERCENT else "warning",
         f"the host's CPU is {busy_percent:.0f} % busy",
@@ -157,7 +157,7 @@ class CpuUse(NamedTuple):
         )
 
 
-def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse | None) -> list[Advice]:
+def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse | None) -> list[CheckResult]:
     """Return a warning if other processes kept the CPU busy during a run. Return no warning for a run of a few seconds.
 
     ``before``, ``after``: the use of the CPU when the run began and when it ended; None if unknown.
@@ -172,7 +172,7 @@ def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse
     if busy_percent < (_MIN_BUSY_HOST_PERCENT if backend.is_accelerator else _MIN_BUSY_DEVICE_PERCENT):
         return []
     return [
-        Advice(
+        CheckResult(
             "host load" if backend.is_accelerator else "cpu load",
             "warning",
             f"other processes used {busy_percent:.0f} % of the CPU during the run",
@@ -182,15 +182,15 @@ def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse
     ]
 
 
-def format_advice(advice: Advice) -> str:
+def format_check_result(result: CheckResult) -> str:
     """Format the result of a check as one line: verdict, name and finding. For a warning, add how the problem affects
     measured rates, and the command that corrects it.
     """
-    is_warning = advice.verdict == "warning"
+    is_warning = result.verdict == "warning"
     parts = [
-        f"{_VERDICT_LABELS[advice.verdict]} {advice.check}: {advice.finding}",
-        advice.cost if is_warning else "",
-        f"to fix: {advice.command}" if is_warning and advice.command else "",
+        f"{_VERDICT_LABELS[result.verdict]} {result.check_name}: {result.finding}",
+        result.cost if is_warning else "",
+        f"to fix: {result.command}" if is_warning and result.command else "",
     ]
     return "; ".join(filter(None, parts))
 

@@ -74,7 +74,7 @@ def _parse_number(name: str, text: str) -> int:
 
 
 @contextmanager
-def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[None]:
+def join_group(rank_place: RankPlace, backend: Backend, seconds: float) -> Iterator[None]:
     """Connect all ranks as torch's default process group, with the device's communication library and Gloo on the host.
 
     The ranks meet at MASTER_ADDR and MASTER_PORT, which torchrun sets. Raises UnavailableError if they do not meet
@@ -85,8 +85,8 @@ def join_group(place: RankPlace, backend: Backend, seconds: float) -> Iterator[N
     try:
         torch.distributed.init_process_group(
             "gloo" if device_type == "cpu" or library == "gloo" else f"cpu:gloo,{device_type}:{library}",
-            rank=place.rank,
-            world_size=place.rank_count,
+            rank=rank_place.rank,
+            world_size=rank_place.rank_count,
             timeout=timedelta(seconds=seconds),
         )
     except Exception as error:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
@@ -33,10 +33,10 @@ class TorchDistributed(CollectiveKernel):
     name = "torch.distributed"
     is_default = True
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return explain_torch_unavailability(backend)
-        return Unavailable("this process does not belong to a process group", "run 'mamf overlap'")
+        return Unavailability("this process does not belong to a process group", "run 'mamf overlap'")
 
     def explain_unsupported_problem(self, backend: Backend, problem: CollectiveProblem) -> str | None:
         if (reason := self.explain_unavailability(backend)) is not None:

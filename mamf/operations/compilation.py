@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 
 
 def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
@@ -46,21 +46,23 @@ def get_architecture_major_version(backend: Backend) -> int:
     return int(match[1]) if match else 0
 
 
-def explain_triton_unavailability(backend: Backend, alternative_kernel: str) -> Unavailable | None:
+def explain_triton_unavailability(backend: Backend, alternative_kernel: str) -> Unavailability | None:
     """Return why Triton cannot run kernels on this backend, or None if it can.
 
     ``alternative_kernel``: the name of a kernel without Triton, which the result suggests to the user.
     """
     if not backend.is_accelerator:
-        return Unavailable("Triton kernels need a GPU", f"use the kernel {alternative_kernel}, which runs everywhere")
+        return Unavailability(
+            "Triton kernels need a GPU", f"use the kernel {alternative_kernel}, which runs everywhere"
+        )
     if importlib.util.find_spec("triton") is None:
-        return Unavailable("Triton is not installed", "pip install triton")
+        return Unavailability("Triton is not installed", "pip install triton")
     try:
         device_type = get_triton_device_type()
     except Exception as error:  # A vendor's driver may raise any error.
-        return Unavailable(f"Triton finds no GPU that it supports ({error})", f"use the kernel {alternative_kernel}")
+        return Unavailability(f"Triton finds no GPU that it supports ({error})", f"use the kernel {alternative_kernel}")
     if device_type != getattr(backend, "device_type", None):
-        return Unavailable(
+        return Unavailability(
             f"Triton runs on {device_type} here, not on {backend.name}", f"use the kernel {alternative_kernel}"
         )
     return None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
@@ -23,7 +23,7 @@ class TorchCopies(CopyKernel):
     name = "torch"
     is_default = True
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return explain_torch_unavailability(backend)
 
     def prepare(

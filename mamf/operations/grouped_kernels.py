@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.operations.freivalds import MatmulOperand, MatmulPart, slice_rows
 from mamf.operations.grouped import GroupedKernel, GroupedProblem, GroupedShape
 from mamf.operations.matmul_operands import (
@@ -68,9 +68,9 @@ class GroupedMm(TorchGroupedMatmul):
     is_default = True
     dtypes = ("bfloat16", "float16", "float32")
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if get_grouped_mm_function() is None:
-            return Unavailable(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
+            return Unavailability(f"torch {torch.__version__} has no grouped_mm", "pip install 'torch>=2.8'")
         return super().explain_unavailability(backend)
 
     def explain_unsupported_options(self, backend: Backend, problem: GroupedProblem) -> str | None:

@@ -21,7 +21,7 @@ from typing import ClassVar, TypeVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.kernel import CELL_SIZE, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.torch_backend import TorchBackend
 
@@ -65,9 +65,9 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
     #: kernel is unavailable. Empty if every release of torch has the function.
     function: ClassVar[str] = ""
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if self.function and not any(hasattr(module, self.function) for module in (torch, torch.nn.functional)):
-            return Unavailable(f"torch {torch.__version__} has no {self.function}", "pip install --upgrade torch")
+            return Unavailability(f"torch {torch.__version__} has no {self.function}", "pip install --upgrade torch")
         return explain_torch_unavailability(backend)
 
     @abstractmethod
@@ -190,11 +190,11 @@ def _combine_checks(checks: Sequence[Callable[[object], ResultT] | None]) -> Cal
 _CHECKSUM_COLUMNS = 4096
 
 
-def explain_torch_unavailability(backend: Backend) -> Unavailable | None:
+def explain_torch_unavailability(backend: Backend) -> Unavailability | None:
     """Return why kernels on torch tensors cannot run on this backend, or None if they can."""
     if isinstance(backend, TorchBackend):
         return None
-    return Unavailable(f"torch has no device for backend {backend.name}", "'mamf backends' lists available backends")
+    return Unavailability(f"torch has no device for backend {backend.name}", "'mamf backends' lists available backends")
 
 
 def poison_tensor(tensor: torch.Tensor) -> None:

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailable
+from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import BaseShape, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
@@ -160,10 +160,10 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
     operation = "overlap"
     name = "pair"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.get_second_queue() is not None:
             return None
-        return Unavailable(
+        return Unavailability(
             f"mamf cannot use a second queue on backend {backend.name}",
             "measure the matmul and the other work separately",
         )

@@ -19,7 +19,7 @@ from mamf.contribution.collection import (
     find_best_rates,
     list_software_versions,
     read_submitters,
-    split_confirmed,
+    split_by_confirmation,
 )
 from mamf.contribution.rules import LOG_TIERS
 from mamf.dtypes import DTYPES
@@ -165,7 +165,7 @@ def _make_site_log(log: RunLog, path: Path) -> SiteLog:
 
 
 def _make_site_data(rates: Sequence[ResultRate], submitters: Submitters) -> SiteData:
-    parts = [split_confirmed((rate for rate in rates if rate.table == table), submitters) for table in TABLES]
+    parts = [split_by_confirmation((rate for rate in rates if rate.table_name == name), submitters) for name in TABLES]
     complete = [[rate for rate in confirmed if rate.tier == COMPLETE_TIER] for confirmed, _ in parts]
     matmuls_by_tier = {
         COMPLETE_TIER: complete[0],

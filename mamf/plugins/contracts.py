@@ -19,7 +19,7 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Any, ClassVar, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from mamf.backend import DeviceInfo, OperandPool, Reading, Telemetry
+from mamf.backend import DeviceInfo, OperandPool, SensorReading, Telemetry
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
 from mamf.errors import (
@@ -66,7 +66,7 @@ _USER_ERRORS_BY_METHOD: Mapping[str, ErrorTypes] = dict.fromkeys(
     ("make_problem", "parse_shape"), (TypeError, ValueError)
 )
 # If a plugin returns an object of one of these dataclasses, mamf also checks the object's fields.
-_CHECKED_DATACLASSES = (DeviceInfo, Reading, BurstTraits, SustainedTraits)
+_CHECKED_DATACLASSES = (DeviceInfo, SensorReading, BurstTraits, SustainedTraits)
 # If a plugin returns an object of one of these abstract classes, mamf also checks what the object's methods return.
 _TYPES_WITH_CONTRACT = (OperandPool, Telemetry)
 # Contracts use type variables for the types of problems and shapes. This maps each type variable to the attribute of an

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.errors import (
     MamfError,
     MamfWarning,
@@ -78,7 +78,7 @@ class BackendStatus:
 
     name: str
     device_names: tuple[str, ...] = ()
-    unavailability: Unavailable | None = None
+    unavailability: Unavailability | None = None
     is_accelerator: bool = True
     is_generic: bool = False
     load_error: PluginError | None = None
@@ -284,9 +284,9 @@ def _read_backend_status(name: str) -> BackendStatus:
         device_names = tuple(map(get_checked_method("read_device_name"), range(get_checked_method("count_devices")())))
         return BackendStatus(name, device_names, is_accelerator=is_accelerator, is_generic=plugin_class.is_generic)
     except PluginError as error:
-        return BackendStatus(name, unavailability=Unavailable("the backend is broken", str(error)), load_error=error)
+        return BackendStatus(name, unavailability=Unavailability("the backend is broken", str(error)), load_error=error)
     except MamfError as error:
-        return BackendStatus(name, unavailability=Unavailable("the backend cannot be opened", str(error)))
+        return BackendStatus(name, unavailability=Unavailability("the backend cannot be opened", str(error)))
 
 
 def find_usable_backend() -> str:

@@ -111,7 +111,7 @@ def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> l
     """Return one or two lines. The first lists other shapes and kernels that may be as fast as the ceiling within the
     accuracy of the run, if there are any. The last says how many rows each phase of the search measured.
     """
-    tied, more = ceiling.tied[:_MAX_SHOWN_TIED_SHAPES], len(ceiling.tied) - _MAX_SHOWN_TIED_SHAPES
+    tied, more = ceiling.tied_candidates[:_MAX_SHOWN_TIED_SHAPES], len(ceiling.tied_candidates) - _MAX_SHOWN_TIED_SHAPES
     shown = ", ".join(f"{shape} ({kernel})" for shape, kernel in tied) + (f" and {more} more" if more > 0 else "")
     phases = Counter(row.phase for row in rows if row.regime == ceiling.regime)
     counts = (format_count(count, PHASE_NAMES.get(phase, phase or "other row")) for phase, count in phases.items())
@@ -153,11 +153,14 @@ def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
         )
     coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
     if known is None:
-        return f"the {coverage} interval is for the median of {ceiling.rounds} confirming measurements of this run only"
+        return (
+            f"the {coverage} interval is for the median of {ceiling.round_count} confirming measurements of this run "
+            "only"
+        )
     if not ceiling.interval.is_known:
         return UNKNOWN_INTERVAL_REASON
     return (
-        f"{coverage} repeat interval, from {ceiling.rounds} confirming measurements "
+        f"{coverage} repeat interval, from {ceiling.round_count} confirming measurements "
         f"and {100 * known.run:.2g} % of scatter between runs"
     )
 

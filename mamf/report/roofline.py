@@ -108,7 +108,7 @@ def make_roofline_document(
     best_first = sorted(points, key=lambda point: -1.0 if point.roof_share is None else point.roof_share, reverse=True)
     ceilings = [
         NamedCeiling(name, each)
-        for kind in (roofs.compute_ceilings, roofs.bandwidth_ceilings)
+        for kind in (roofs.matmul_ceilings, roofs.bandwidth_ceilings)
         for (name, _), each in kind.items()
     ]
     columns: list[Column[NamedCeiling]] = [
@@ -189,7 +189,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> I
     if regimes := [each for each in roofs.regimes if (MEMORY_LEVEL, each) not in roofs.bandwidth_ceilings]:
         find_command = f"mamf find --operation bandwidth --regime {' '.join(regimes)}"
         yield f"no memory bandwidth is known in {' and '.join(regimes)}: measure it with '{find_command}'"
-    for (dtype, regime), ceiling in roofs.compute_ceilings.items():
+    for (dtype, regime), ceiling in roofs.matmul_ceilings.items():
         balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)
         if balance is not None:
             yield (
@@ -210,13 +210,13 @@ def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[
     """
     tflops: dict[str, float] = {}
     regimes: dict[str, str] = {}
-    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.compute_ceilings.values())
+    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.matmul_ceilings.values())
     # Skip a dtype if it has only ceilings with an unusual output dtype. For this dtype, find_rate returns None.
-    ceilings = filter(None, (find_rate(roofs.compute_ceilings, *key) for key in keys))
+    ceilings = filter(None, (find_rate(roofs.matmul_ceilings, *key) for key in keys))
     # If several ceilings have the same name, the last one replaces the others. So put sustained ceilings after burst
     # ceilings, and higher rates after lower rates.
     for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
-        name = f"matrix_{DTYPES[ceiling.problem.dtype].peak_name}"
+        name = f"matrix_{DTYPES[ceiling.problem.dtype].datasheet_dtype}"
         tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
     architecture: dict[str, Any] = {"name": roofs.device}
     memory = roofs.bandwidth_ceilings.get((MEMORY_LEVEL, SUSTAINED)) or roofs.bandwidth_ceilings.get(
@@ -321,7 +321,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
     # The FLOP per byte at which each flat ceiling meets each rising ceiling.
     balance_points = [
         flat.rate / rising.rate
-        for flat in roofs.compute_ceilings.values()
+        for flat in roofs.matmul_ceilings.values()
         for rising in roofs.bandwidth_ceilings.values()
     ]
     shown = [marker.position[0] for marker in markers if marker.position[0]] + balance_points
@@ -330,7 +330,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mappi
         "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
     )
     return RooflineChart(
-        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.compute_ceilings)) or 'bandwidth alone'}",
+        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.matmul_ceilings)) or 'bandwidth alone'}",
         describe_machine_briefly(header),
         tuple(_yield_roof_lines(roofs, x_limits)),
         tuple(markers),
@@ -347,7 +347,7 @@ def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[R
     for regime in roofs.regimes:
         compute = {
             dtype: each.rate
-            for (dtype, ceiling_regime), each in roofs.compute_ceilings.items()
+            for (dtype, ceiling_regime), each in roofs.matmul_ceilings.items()
             if ceiling_regime == regime
         }
         bandwidth = {

@@ -119,9 +119,9 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         Column(
             "share_of_peak", "% peak", lambda each: divide_by_peak(each.rate, each.problem, header), format_percent, 2
         ),
-        Column("rounds", "rounds", lambda each: each.rounds, drop_priority=6),
-        Column("ties", "tied", lambda each: len(each.tied), drop_priority=6),
-        Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied)),
+        Column("rounds", "rounds", lambda each: each.round_count, drop_priority=6),
+        Column("ties", "tied", lambda each: len(each.tied_candidates), drop_priority=6),
+        Column("tied", "", lambda each: " ".join(f"{shape}:{kernel}" for shape, kernel in each.tied_candidates)),
         Column("gain_over_default", "", lambda each: each.gain_over_default),
         *make_clock_columns(lambda each: each.conditions, 3),
         Column("power_watts", "W", lambda each: each.conditions.watts, format_whole_number, 4),
@@ -249,7 +249,7 @@ class ShareCalculator:
         for dtype in str(row.details.get("product_dtypes", "")).split():
             ceiling = find_rate(self.measured_ceilings, dtype, row.regime)
             if ceiling is not None and ceiling.interval.is_known and row.ok:
-                share = ceiling.utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
+                share = ceiling.compute_utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
         if has_card_drifted(row, self.measured_ceilings):
             is_large = has_card_drifted(row, self.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from mamf.backend import Backend, Telemetry, Unavailable, add_sharing_to_name, parse_sharing_ways
+from mamf.backend import Backend, Telemetry, Unavailability, add_sharing_to_name, parse_sharing_ways
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
@@ -45,7 +45,7 @@ class BackendContract:
             "read_settings",
         ):
             wrap_method_with_checks(backend, Backend, name, label)()
-        if not isinstance(backend.telemetry, Unavailable):
+        if not isinstance(backend.telemetry, Unavailability):
             wrap_method_with_checks(backend.telemetry, Telemetry, "read", label)(energy=True)
 
     def test_reports_that_it_is_available(self, backend: Backend) -> None:
@@ -58,7 +58,7 @@ class BackendContract:
 
     def test_stamps_measure_a_plausible_clock_or_give_a_reason(self, backend: Backend) -> None:
         stamps = backend.clock_stamps
-        if isinstance(stamps, Unavailable):
+        if isinstance(stamps, Unavailability):
             assert stamps.reason and stamps.remedy
             return
         start = stamps.record_stamp()
@@ -143,7 +143,7 @@ class BackendContract:
         assert not backend.is_out_of_memory(RuntimeError("an illegal instruction was encountered"))
 
     def test_sensors_use_base_units_or_give_a_reason(self, backend: Backend) -> None:
-        if isinstance(backend.telemetry, Unavailable):
+        if isinstance(backend.telemetry, Unavailability):
             assert backend.telemetry.reason and backend.telemetry.remedy
             return
         assert backend.telemetry.read().joules is None, (
@@ -155,9 +155,9 @@ class BackendContract:
         assert reading.celsius is None or -50 < reading.celsius < 150
 
     def test_warnings_have_a_cost_and_a_command(self, backend: Backend) -> None:
-        for advice in backend.check_machine():
-            assert advice.verdict in ("ok", "warning", "unknown")
-            assert advice.verdict != "warning" or (advice.cost and advice.command)
+        for result in backend.check_machine():
+            assert result.verdict in ("ok", "warning", "unknown")
+            assert result.verdict != "warning" or (result.cost and result.command)
 
     def test_resolves_names_of_dtypes(self, backend: Backend) -> None:
         assert backend.explain_unsupported_dtype(backend.default_dtype) is None

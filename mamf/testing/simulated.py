@@ -22,9 +22,9 @@ from mamf.backend import (
     DeviceInfo,
     ElapsedTime,
     OperandPool,
-    Reading,
+    SensorReading,
     Telemetry,
-    Unavailable,
+    Unavailability,
 )
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.dtypes import DTYPES
@@ -171,9 +171,9 @@ class SimulatedSensors:
     def __init__(self, backend: SimulatedBackend) -> None:
         self.backend = backend
 
-    def read(self, energy: bool = False) -> Reading:
+    def read(self, energy: bool = False) -> SensorReading:
         device = self.backend
-        return Reading(
+        return SensorReading(
             clock_hz=device.clock_hz,
             watts=device.mean_watts,
             joules=device.read_joules() if energy else None,
@@ -204,7 +204,7 @@ class SimulatedBackend(Backend):
     on_launch: ClassVar[Callable[[int], None] | None] = None
 
     @classmethod
-    def explain_unavailability(cls) -> Unavailable | None:
+    def explain_unavailability(cls) -> Unavailability | None:
         return None
 
     @classmethod
@@ -249,7 +249,7 @@ class SimulatedBackend(Backend):
             False: self.device_physics.boost_variation,
         }
         self.draw_run_variation()
-        self.telemetry: Telemetry | Unavailable = SimulatedSensors(self)
+        self.telemetry: Telemetry | Unavailability = SimulatedSensors(self)
         self.info = DeviceInfo(
             backend=self.name,
             index=index,
@@ -335,7 +335,7 @@ class SimulatedBackend(Backend):
         return self.device_time
 
     @property
-    def clock_stamps(self) -> ClockStamps | Unavailable:
+    def clock_stamps(self) -> ClockStamps | Unavailability:
         return super().clock_stamps if self.device_physics.true_clock_share is None else self
 
     def record_stamp(self) -> ElapsedTime:

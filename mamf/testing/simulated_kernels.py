@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import ClassVar
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.kernel import CELL_SIZE, ComparisonFunction, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthKernel, BandwidthProblem, BandwidthShape
@@ -31,11 +31,11 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
 
     peak_share: ClassVar[float] = 1.0
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return (
             None
             if isinstance(backend, SimulatedBackend)
-            else Unavailable("this kernel runs only on simulated devices", "use SimulatedBackend")
+            else Unavailability("this kernel runs only on simulated devices", "use SimulatedBackend")
         )
 
     def make_launch_function(

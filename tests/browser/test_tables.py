@@ -90,6 +90,7 @@ def test_a_column_is_sorted_by_keyboard(browser, table):
 def test_a_search_leaves_the_rows_that_hold_the_text(browser, table):
     field, count = (browser.driver.find_element("css selector", f".filters {tag}") for tag in ("input", "output"))
     everything = len(table.column("shape"))
+    assert field.accessible_name == "Search this table", "each table has its own search"
     assert count.text == f"{everything} rows"
     field.send_keys("X20480")
     found = table.column("shape")

@@ -94,8 +94,8 @@ def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, ca
         monkeypatch.setattr(accelerator.own, "Event", lambda enable_timing=False: change(event(enable_timing)))
     backend = accelerator.kind(0)
     assert backend.timer == "host clock"
-    (advice,) = backend.check_machine()
-    assert advice.verdict == "warning" and reason in advice.finding
+    (result,) = backend.check_machine()
+    assert result.verdict == "warning" and reason in result.finding
     calls.clear()
     start, end = backend.record_mark(), backend.record_mark()
     backend.wait_for_mark(end)

@@ -11,7 +11,7 @@ import torch
 from attention_fakes import LIBRARIES
 from verdicts import verified
 
-from mamf.backend import Unavailable
+from mamf.backend import Unavailability
 from mamf.dtypes import DTYPES
 from mamf.engine.measure import classify_error
 from mamf.errors import UnsupportedError
@@ -144,7 +144,9 @@ def test_every_entry_point_is_a_kernel_of_that_name():
 
 def bare_backend(name):
     kind = load_backend_class(name)
-    reason = Unavailable("Inductor makes no kernels for mps", "mamf attention --kernel sdpa") if name == "mps" else None
+    reason = (
+        Unavailability("Inductor makes no kernels for mps", "mamf attention --kernel sdpa") if name == "mps" else None
+    )
     bare = object.__new__(kind)
     bare.index, bare.info = 0, SimpleNamespace(architecture="gfx942")
     bare.explain_missing_compiler = lambda: reason

@@ -8,7 +8,7 @@ import pytest
 import torch
 from simulated_vendors import GB, MILLISECONDS_BETWEEN_EVENTS, FlushRecorder
 
-from mamf.backend import MIB, Unavailable
+from mamf.backend import MIB, Unavailability
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import UnavailableError
@@ -223,7 +223,7 @@ def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch, error):
     monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
     backend = open_backend("cpu")
     assert backend.info.max_clock_hz is None
-    assert isinstance(backend.telemetry, Unavailable)
+    assert isinstance(backend.telemetry, Unavailability)
 
 
 def test_bits_of_what_a_launch_returned_are_told_apart():

@@ -9,7 +9,7 @@ import torch
 from fake_cublaslt import EXECUTION_FAILED, INVALID_VALUE, NOT_SUPPORTED, FakeCublasLt, install
 from verdicts import verified
 
-from mamf.backend import Unavailable
+from mamf.backend import Unavailability
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.runner import RunSetup
@@ -307,7 +307,7 @@ def test_an_unknown_release_is_unavailable(cuda, files, monkeypatch):
 def test_without_the_library_it_says_how_to_get_it(cuda, files, monkeypatch):
     monkeypatch.setattr(cublaslt_library, "load_cublaslt", load)
     reason = make_matmul_kernel("cublaslt-scaled").explain_unavailability(cuda.kind(0))
-    assert isinstance(reason, Unavailable)
+    assert isinstance(reason, Unavailability)
     assert "libcublasLt" in reason.reason
     assert "torch" in reason.remedy
     with pytest.raises(UnavailableError):

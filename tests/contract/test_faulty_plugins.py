@@ -172,7 +172,7 @@ BACKEND_METHODS = [
         "explain_missing_compiler",
         "read_bus_address",
         "check_machine",
-        "find_sharing",
+        "find_sharing_ways",
         "read_settings",
         "now",
         "sleep",
@@ -508,11 +508,12 @@ def test_a_larger_first_product_that_finds_no_memory_is_no_matter(run, monkeypat
 
 def test_a_sensor_that_gives_no_number_fails_no_log(run, monkeypatch, tmp_path):
     monkeypatch.setattr(
-        "mamf.testing.simulated.SimulatedSensors.read", lambda self, energy=False: mamf.backend.Reading(watts=math.nan)
+        "mamf.testing.simulated.SimulatedSensors.read",
+        lambda self, energy=False: mamf.backend.SensorReading(watts=math.nan),
     )
     assert run(*SWEEP)[0] == 1
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
-    expected = "read returned a Reading, not one whose watts is finite float | None"
+    expected = "read returned a SensorReading, not one whose watts is finite float | None"
     assert f"backend faulty's telemetry is broken: {expected}" in row.reason
 
 
@@ -624,8 +625,8 @@ def test_the_library_warns_of_it(broken):
         ("sustained_traits", {"swing_seconds": 0.0}, "swing_seconds is a number above 0"),
         (
             "sustained_traits",
-            {"anew_repeatability": 0.01},
-            "anew_repeatability is mamf.statistics.Repeatability | None",
+            {"repeatability_after_rest": 0.01},
+            "repeatability_after_rest is mamf.statistics.Repeatability | None",
         ),
         ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is finite float"),
     ],

@@ -14,8 +14,8 @@ SLICE = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
 OWN, LEADING, STRANGER = os.getpid(), 4_000_001, 4_000_002
 
 
-def advice_of(backend):
-    return {advice.check: advice for advice in backend.check_machine()}
+def check_results_of(backend):
+    return {result.check_name: result for result in backend.check_machine()}
 
 
 def processes(*pids):
@@ -35,12 +35,12 @@ def pipe(tmp_path):
 
 
 def assert_named(backend, *ways):
-    assert backend.find_sharing() == ways
+    assert backend.find_sharing_ways() == ways
     assert parse_sharing_ways(backend.info.name) == ways
     assert (find_peak(backend.info.name, "bfloat16", backend.info.compute_units) is None) == bool(ways)
-    warned = [advice for advice in backend.check_machine() if advice.verdict == "warning"]
+    warned = [result for result in backend.check_machine() if result.verdict == "warning"]
     assert len(warned) == len(ways)
-    assert all(advice.cost and advice.command for advice in warned)
+    assert all(result.cost and result.command for result in warned)
 
 
 # -- NVIDIA ----------------------------------------------------------------------------------------------------------
@@ -57,8 +57,8 @@ def test_a_mig_slice_is_named_and_has_no_peak_of_the_card(slice_of_a_card):
     assert_named(slice_of_a_card, "MIG 3g.40gb")
     assert slice_of_a_card.info.name == f"{SLICE} (shared: MIG 3g.40gb)"
     assert find_peak(SLICE, "bfloat16") is None  # as in logs of other tools
-    advice = advice_of(slice_of_a_card)["whole card"]
-    assert advice.command.startswith("sudo nvidia-smi -i 0 -mig 0")
+    result = check_results_of(slice_of_a_card)["whole card"]
+    assert result.command.startswith("sudo nvidia-smi -i 0 -mig 0")
 
 
 def test_the_power_of_the_card_is_not_that_of_a_slice(slice_of_a_card):
@@ -86,18 +86,18 @@ def test_a_daemon_of_mps_is_found_by_its_pid_file(cuda, pipe, monkeypatch, has_n
     if not has_nvml:
         monkeypatch.setitem(sys.modules, "pynvml", None)
     cuda.nvml.missing = {"nvmlDeviceGetMPSComputeRunningProcesses"}  # an older nvidia-ml-py
-    assert cuda.kind(0).find_sharing() == ()
+    assert cuda.kind(0).find_sharing_ways() == ()
     pipe.write_text("4000003\n")
-    assert cuda.kind(0).find_sharing() == ("MPS",)
+    assert cuda.kind(0).find_sharing_ways() == ("MPS",)
 
 
 def test_processes_that_come_during_a_run_are_seen_after_it(cuda):
     backend = cuda.kind(0)
-    assert backend.find_sharing() == ()
+    assert backend.find_sharing_ways() == ()
     cuda.nvml.cards[0].processes = processes(OWN, STRANGER)
-    assert backend.find_sharing() == ("other processes",)
+    assert backend.find_sharing_ways() == ("other processes",)
     assert_named(cuda.kind(0), "other processes")
-    assert advice_of(backend)["other processes"].finding == "1 running on this device"
+    assert check_results_of(backend)["other processes"].finding == "1 running on this device"
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_l
         monkeypatch.setenv(STARTING_PROCESS_PID_VARIABLE, str(LEADING))
     cuda.nvml.cards[0].processes = processes(*listed)
     backend = cuda.kind(0)
-    assert advice_of(backend)["other processes"].verdict == verdict
-    assert backend.find_sharing() == (("other processes",) if verdict == "warning" else ())
+    assert check_results_of(backend)["other processes"].verdict == verdict
+    assert backend.find_sharing_ways() == (("other processes",) if verdict == "warning" else ())
 
 
 # -- AMD -------------------------------------------------------------------------------------------------------------

@@ -12,14 +12,14 @@ import torch
 from simulated_vendors import build_of_torch, h100
 
 from mamf import torch_backend
-from mamf.backend import Reading, Unavailable
+from mamf.backend import SensorReading, Unavailability
 
 OWN, OTHER = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)
 NULL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
-def advice_of(backend):
-    return {advice.check: advice for advice in backend.check_machine()}
+def check_results_of(backend):
+    return {result.check_name: result for result in backend.check_machine()}
 
 
 # -- time ------------------------------------------------------------------------------------------------------------
@@ -79,7 +79,7 @@ def test_nvidia_smi_is_told_the_drivers_number_not_torchs(cuda):
     cuda.module.devices[:] = [h100(1)]
     cuda.nvml.cards[1].limit = 500_000
     cuda.nvml.cards[1].persistence = 0
-    found = advice_of(cuda.kind(0))
+    found = check_results_of(cuda.kind(0))
     assert found["power limit"].command == "sudo nvidia-smi -i 1 -pl 700"
     assert found["persistence mode"].command == "sudo nvidia-smi -i 1 -pm 1"
 
@@ -102,7 +102,7 @@ def test_two_cards_are_told_apart_without_naming_them(cuda):
 
 
 def test_readings_are_in_core_units(cuda):
-    assert cuda.kind(0).telemetry.read(energy=True) == Reading(
+    assert cuda.kind(0).telemetry.read(energy=True) == SensorReading(
         clock_hz=pytest.approx(1755e6), watts=pytest.approx(684.5), joules=pytest.approx(123_456.789), celsius=61
     )
 
@@ -134,17 +134,17 @@ def test_throttling_is_seen_under_its_old_name(cuda, how):
 def test_what_nvml_refuses_reads_as_none(cuda):
     backend = cuda.kind(0)
     cuda.nvml.refuses_all = True
-    assert backend.telemetry.read(energy=True) == Reading()
-    assert all(advice.verdict in ("unknown", "ok") for advice in backend.check_machine())
+    assert backend.telemetry.read(energy=True) == SensorReading()
+    assert all(result.verdict in ("unknown", "ok") for result in backend.check_machine())
 
 
 def test_without_pynvml_the_clock_comes_from_torch_and_the_remedy_is_named(cuda, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     backend = cuda.kind(0)
-    assert isinstance(backend.telemetry, Unavailable)
+    assert isinstance(backend.telemetry, Unavailability)
     assert backend.telemetry.remedy == "pip install nvidia-ml-py"
     assert backend.info.max_clock_hz == pytest.approx(1980e6)
-    found = advice_of(backend)["sensors"]
+    found = check_results_of(backend)["sensors"]
     assert (found.verdict, found.command) == ("warning", "pip install nvidia-ml-py")
 
 
@@ -167,7 +167,7 @@ def test_the_description_holds_what_torch_and_nvml_tell(cuda):
     assert info.versions["cuda"] == "12.8"
 
 
-# -- advice ----------------------------------------------------------------------------------------------------------
+# -- checks of the machine -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_the_description_holds_what_torch_and_nvml_tell(cuda):
 )
 def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change, finding, command):
     vars(cuda.nvml.cards[0]).update(change)
-    found = advice_of(cuda.kind(0))
-    assert [name for name, advice in found.items() if advice.verdict == "warning"] == [check]
+    found = check_results_of(cuda.kind(0))
+    assert [name for name, result in found.items() if result.verdict == "warning"] == [check]
     assert finding in found[check].finding
     assert found[check].cost
     assert found[check].command.startswith(command)
@@ -197,7 +197,7 @@ def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change,
 
 def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
     cuda.nvml.cuda_version = 12040
-    driver = advice_of(cuda.kind(0))["driver"]
+    driver = check_results_of(cuda.kind(0))["driver"]
     assert driver.verdict == "warning"
     assert "CUDA 12.4" in driver.finding
     assert "12.8" in driver.finding
@@ -207,9 +207,9 @@ def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
 
 def test_the_cards_own_load_is_not_a_siblings(cuda):
     cuda.nvml.cards[0].utilization.gpu = 100
-    assert advice_of(cuda.kind(0))["sibling devices"].verdict == "ok"
+    assert check_results_of(cuda.kind(0))["sibling devices"].verdict == "ok"
     cuda.nvml.cards[1].utilization.gpu = 97
-    found = advice_of(cuda.kind(0))["sibling devices"]
+    found = check_results_of(cuda.kind(0))["sibling devices"]
     assert (found.verdict, found.finding) == ("warning", "other devices of this machine that are busy: 1")
     assert found.cost
     assert found.command
@@ -218,7 +218,7 @@ def test_the_cards_own_load_is_not_a_siblings(cuda):
 @pytest.mark.parametrize(("name", "value"), [("CUDA_LAUNCH_BLOCKING", "1"), ("NVIDIA_TF32_OVERRIDE", "0")])
 def test_harmful_variables_are_advised_against(cuda, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    found = advice_of(cuda.kind(0))[name]
+    found = check_results_of(cuda.kind(0))[name]
     assert (found.verdict, found.command) == ("warning", f"unset {name}")
     assert found.cost
 
@@ -290,9 +290,9 @@ def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
     adapter = sys.modules[cuda.kind.__module__]
     adapter._read_vboost.cache_clear()
     backend = cuda.kind(0)
-    settings, advice = backend.read_settings(), advice_of(backend)
+    settings, check_results = backend.read_settings(), check_results_of(backend)
     adapter._read_vboost.cache_clear()
-    assert ("vboost" in advice) == bool(known)
+    assert ("vboost" in check_results) == bool(known)
     assert {name: value for name, value in settings.items() if name == "vboost"} == known
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 from simulated_vendors import GB
 
-from mamf.backend import MIB, Reading
+from mamf.backend import MIB, SensorReading
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.kernel import Prepared, Verdict
@@ -51,7 +51,7 @@ def test_sensors_of_torch_xpu_are_in_megahertz_and_may_be_refused(xpu):
         raise RuntimeError("ZE_RESULT_ERROR_INSUFFICIENT_PERMISSIONS")
 
     xpu.torch.xpu.clock_rate, xpu.torch.xpu.temperature = lambda device: 1600, refuse
-    assert xpu.kind(0).telemetry.read(energy=True) == Reading(clock_hz=pytest.approx(1.6e9))
+    assert xpu.kind(0).telemetry.read(energy=True) == SensorReading(clock_hz=pytest.approx(1.6e9))
 
 
 def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu):
@@ -107,14 +107,14 @@ def test_a_framework_that_does_not_load_asks_the_driver(hpu, monkeypatch):
 
 
 def test_hlml_readings_are_in_core_units(hpu):
-    expected = Reading(clock_hz=pytest.approx(1.6e9), watts=pytest.approx(812), celsius=55)
+    expected = SensorReading(clock_hz=pytest.approx(1.6e9), watts=pytest.approx(812), celsius=55)
     assert hpu.kind(0).telemetry.read(energy=True) == expected
 
 
 def test_what_hlml_refuses_reads_as_none(hpu):
     backend = hpu.kind(0)
     hpu.hlml.refuses_all = True
-    assert backend.telemetry.read(energy=True) == Reading()
+    assert backend.telemetry.read(energy=True) == SensorReading()
     unavailable = hpu.kind(0).telemetry
     assert "does not answer" in unavailable.reason
     assert unavailable.remedy.startswith("hl-smi")

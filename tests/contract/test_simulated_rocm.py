@@ -5,11 +5,11 @@ import sys
 import pytest
 from simulated_vendors import mi300x
 
-from mamf.backend import Reading, Unavailable
+from mamf.backend import SensorReading, Unavailability
 
 
-def advice_of(backend):
-    return {advice.check: advice for advice in backend.check_machine()}
+def check_results_of(backend):
+    return {result.check_name: result for result in backend.check_machine()}
 
 
 def opened(rocm, architecture):
@@ -30,7 +30,7 @@ def test_amdsmi_is_asked_by_pci_address(rocm, calls):
 
 
 def test_readings_are_in_core_units(rocm):
-    assert rocm.kind(0).telemetry.read(energy=True) == Reading(
+    assert rocm.kind(0).telemetry.read(energy=True) == SensorReading(
         clock_hz=pytest.approx(1850e6), watts=742, joules=pytest.approx(2e6 * 15.259e-6), celsius=71
     )
 
@@ -48,14 +48,14 @@ def test_what_is_not_applicable_reads_as_none(rocm):
     rocm.smi.metrics = dict.fromkeys(rocm.smi.metrics, "N/A")
     rocm.smi.celsius = "N/A"
     backend = rocm.kind(0)
-    assert backend.telemetry.read(energy=True) == Reading()
+    assert backend.telemetry.read(energy=True) == SensorReading()
     assert backend.info.max_clock_hz is None
 
 
 def test_what_amdsmi_refuses_reads_as_none(rocm):
     backend = rocm.kind(0)
     rocm.smi.refuses_all = True
-    assert backend.telemetry.read(energy=True) == Reading()
+    assert backend.telemetry.read(energy=True) == SensorReading()
 
 
 @pytest.mark.parametrize(
@@ -86,8 +86,8 @@ def test_amdsmi_without_permission_is_unavailable_not_an_error(rocm, name):
 def test_without_amdsmi_the_remedy_is_named_and_the_device_still_described(rocm, monkeypatch):
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     backend = rocm.kind(0)
-    assert isinstance(backend.telemetry, Unavailable)
-    found = advice_of(backend)["sensors"]
+    assert isinstance(backend.telemetry, Unavailability)
+    found = check_results_of(backend)["sensors"]
     assert (found.verdict, found.command) == ("warning", "pip install amdsmi")
     assert found.cost
     assert backend.info.compute_units == 304
@@ -138,7 +138,7 @@ def test_numa_balancing_is_read_from_the_kernel(rocm, monkeypatch, tmp_path, con
     if content is not None:
         path.write_text(content)
     monkeypatch.setattr(sys.modules[rocm.kind.__module__], "_NUMA_BALANCING_FILE", path)
-    found = advice_of(rocm.kind(0))["numa_balancing"]
+    found = check_results_of(rocm.kind(0))["numa_balancing"]
     assert found.verdict == verdict
     if verdict == "warning":
         assert found.command == "sudo sysctl kernel.numa_balancing=0"
@@ -149,7 +149,7 @@ def test_numa_balancing_is_read_from_the_kernel(rocm, monkeypatch, tmp_path, con
 def test_tunable_op_off_is_worth_a_warning(rocm, monkeypatch, value, verdict):
     if value is not None:
         monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", value)
-    found = advice_of(rocm.kind(0))["TunableOp"]
+    found = check_results_of(rocm.kind(0))["TunableOp"]
     assert found.verdict == verdict
     assert verdict == "ok" or (found.cost and found.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
 

@@ -9,7 +9,7 @@ from importlib.metadata import EntryPoint
 from finder_log_samples import V2G
 
 import mamf
-from mamf.backend import Advice
+from mamf.backend import CheckResult
 from mamf.engine.search import grid
 from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.operations.matmul.shapes import MatmulGrid
@@ -48,7 +48,7 @@ def install(monkeypatch):
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(GridSearchStrategy, "max_distant_shapes", 1)
     monkeypatch.setattr("mamf.api.measuring.plan_search", short(grid.plan_search))
-    monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: Advice("host load", "ok", "idle"))
+    monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: CheckResult("host load", "ok", "idle"))
 
 
 def write_logs(folder):

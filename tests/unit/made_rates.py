@@ -6,7 +6,7 @@ from mamf.peaks import ContributedRate
 from mamf.statistics import Interval
 
 USUAL = {"device": "card", "problem": MatmulProblem(), "regime": "burst", "kernel": "torch.mm"}
-USUAL |= {"shape": MatmulShape(8192, 8192, 8192), "rounds": 9}
+USUAL |= {"shape": MatmulShape(8192, 8192, 8192), "round_count": 9}
 
 
 def ceiling(rate, **changes):

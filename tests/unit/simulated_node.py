@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 
-from mamf.backend import Advice
+from mamf.backend import CheckResult
 from mamf.engine.search import grid
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.rounds import RoundCounts
@@ -77,4 +77,4 @@ def install(patch):
     )
     patch.setattr(GridSearchStrategy, "sustained_visit_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
-    patch.setattr("mamf.machine.environment.check_host_load", lambda: Advice("host load", "ok", "idle"))
+    patch.setattr("mamf.machine.environment.check_host_load", lambda: CheckResult("host load", "ok", "idle"))

@@ -124,7 +124,7 @@ def test_ctrl_c_in_a_callback_keeps_what_was_confirmed(machine, stop):
     with pytest.raises(KeyboardInterrupt):
         mamf.find("bfloat16", on_row=on_row, log="run.jsonl")
     log = mamf.read_log("run.jsonl")
-    assert (log.tier, log.ceilings["burst"].rounds in (stop - 1, stop)) == ("interrupted", True)
+    assert (log.tier, log.ceilings["burst"].round_count in (stop - 1, stop)) == ("interrupted", True)
     rules = {finding.rule for finding in mamf.check("run.jsonl").findings}
     assert not rules & {"ceiling-mismatch", "best-mismatch"}
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_plans import kernels_plan, setup_of
 from refusals import assert_refused
 
-from mamf.backend import Unavailable
+from mamf.backend import Unavailability
 from mamf.ceilings.ceiling import Ceiling, compute_card_drift, compute_mamfu, require_usable_ceiling
 from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_operation_options, make_request
@@ -79,7 +79,9 @@ def ceiling_of(backend, regime="burst", tflops=None, **fields):
     true = REFERENCE.flop / backend.compute_matmul_cycles(REFERENCE) * clock / 1e12
     own = {"device": backend.info.name, "uuid_hash": None, "problem": MatmulProblem(), "kernel": "simulated.mm"}
     figure = tflops or true
-    return Ceiling(**own | fields, regime=regime, shape=REFERENCE, rate=figure, interval=Interval(0, 0, 1), rounds=9)
+    return Ceiling(
+        **own | fields, regime=regime, shape=REFERENCE, rate=figure, interval=Interval(0, 0, 1), round_count=9
+    )
 
 
 def swept(backend, plan, ceilings=None, rows=()):
@@ -123,7 +125,7 @@ def test_a_ratio_across_regimes_devices_or_dtypes_is_refused_or_absent():
     backend = SimulatedBackend()
     burst = ceiling_of(backend)
     with pytest.raises(IncomparableError, match="sustained"):
-        burst.utilization(flop=1e12, seconds=1e-3, regime="sustained")
+        burst.compute_utilization(flop=1e12, seconds=1e-3, regime="sustained")
     with pytest.raises(IncomparableError, match="find"):
         require_usable_ceiling(dataclasses.replace(burst, device="NVIDIA H200"), backend)
     half = plan_of(problems=(AttentionProblem("float16"),))
@@ -208,7 +210,7 @@ def test_sizes_are_combined_and_replace_those_of_a_preset(asked, shapes):
     ("asked", "compiler", "kernels", "rows"),
     [
         ([], None, "eager compiled-eager", 80),
-        ([], Unavailable("no compiler", "get one"), "eager", 40),
+        ([], Unavailability("no compiler", "get one"), "eager", 40),
         (["--direction", "fwd", "--head-dims", "16"], None, "eager compiled-eager", 10),
         (["--kernel", "sdpa-math"], None, "sdpa-math", 40),
     ],

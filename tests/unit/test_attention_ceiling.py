@@ -195,7 +195,7 @@ def test_an_honest_log_is_accepted(records, tmp_path):
 
 def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
     collection = read_collection(tmp_path, [tmp_path / "run.jsonl"])
-    assert [entry.table for entry in collection.rates] == ["shares"] * STEPS
+    assert [entry.table_name for entry in collection.rates] == ["shares"] * STEPS
 
 
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):

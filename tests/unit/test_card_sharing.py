@@ -66,7 +66,7 @@ def test_a_report_says_that_the_card_is_shared_and_shows_no_share_of_a_peak(logs
 def test_a_device_is_asked_after_the_last_row_and_what_is_new_is_kept(run, tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        SimulatedBackend, "find_sharing", lambda self: asked.append(self.launch_count) or ("other processes",)
+        SimulatedBackend, "find_sharing_ways", lambda self: asked.append(self.launch_count) or ("other processes",)
     )
     log = tmp_path / "log.jsonl"
     code, out, said = run(*SWEEP, "--output", str(log))
@@ -83,7 +83,7 @@ def test_a_device_that_fails_to_answer_ends_no_run(run, tmp_path, monkeypatch):
     def fail(self):
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(SimulatedBackend, "find_sharing", fail)
+    monkeypatch.setattr(SimulatedBackend, "find_sharing_ways", fail)
     log = tmp_path / "log.jsonl"
     assert run(*SWEEP, "--output", str(log))[0] == 0
     assert "shared_after" not in json.loads(log.read_text().splitlines()[-1])

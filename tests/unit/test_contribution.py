@@ -149,7 +149,9 @@ def test_a_comparison_says_which_run_was_interrupted(run, sweep_records, tmp_pat
 
 def attention_rate(row, share):
     of = {"dtype": "bfloat16", "device": "H100", "source": "contributed", "regime": row.regime, "header": {}}
-    return ResultRate(rate=row.best_rate, log_path=Path("log.jsonl"), table=SHARES_TABLE, row=row, mamfu=share, **of)
+    return ResultRate(
+        rate=row.best_rate, log_path=Path("log.jsonl"), table_name=SHARES_TABLE, row=row, mamfu=share, **of
+    )
 
 
 @pytest.mark.parametrize(("direction", "best"), [("bwd", 0), ("fwd", 1)])

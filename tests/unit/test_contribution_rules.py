@@ -303,6 +303,15 @@ def test_no_value_crashes_the_review(data, value, sweep_records, tmp_path):
     review_log(write(tmp_path / "odd.jsonl", records))
 
 
+def test_a_busy_cpu_is_a_warning(sweep_records, tmp_path):
+    records = copy.deepcopy(sweep_records)
+    records[-1]["findings"] = ["WARN host load: other processes used 60 % of the CPU during the run; rates are lower"]
+    judged = review_log(write(tmp_path / "busy.jsonl", records))
+    assert not judged.is_rejected()
+    (finding,) = judged.findings
+    assert finding.rule == "busy-machine" and "60 % of the CPU" in finding.message
+
+
 def test_an_editors_marks_are_found(sweep_records, tmp_path):
     path = write(tmp_path / "edited.jsonl", sweep_records)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mamf.api.measuring import sweep
-from mamf.backend import DeviceInfo, ElapsedTime, Unavailable
+from mamf.backend import DeviceInfo, ElapsedTime, Unavailability
 from mamf.files import read_packaged_csv_rows
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import compute_flop_per_cycle, find_peak
@@ -51,7 +51,7 @@ def test_the_clock_is_measured_of_the_rows_that_are_asked_for(clock, count):
 
 def test_a_device_without_stamps_has_rates_and_no_clock():
     backend = SimulatedBackend(physics=replace(Physics(), true_clock_share=None))
-    assert isinstance(backend.clock_stamps, Unavailable)
+    assert isinstance(backend.clock_stamps, Unavailability)
     rows = list(sweep(SHAPES, backend=backend, kernel=KERNEL, regime=["burst", "sustained"], clock="all"))
     assert all(row.ok and row.conditions.true_clock_hz is None for row in rows)
 

@@ -26,7 +26,7 @@ class Scripted:
     """Yields what it is given, and raises what is an error."""
 
     given: list
-    skipped_count: int = 0
+    skipped_step_count: int = 0
 
     def yield_results(self):
         for each in self.given:
@@ -40,8 +40,8 @@ def rows():
     return list(Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())]).yield_measurements())
 
 
-def driven(path, given=None, skipped_count=0, **fields):
-    strategy = None if given is None else lambda setup: Scripted(given, skipped_count)
+def driven(path, given=None, skipped_step_count=0, **fields):
+    strategy = None if given is None else lambda setup: Scripted(given, skipped_step_count)
     return Run(
         PLAN,
         SimulatedBackend(),
@@ -76,7 +76,7 @@ def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("end", "skipped_count", "reason", "left"),
+    ("end", "skipped_step_count", "reason", "left"),
     [
         ([], 0, "", 1),
         ([], 1, "the budget ended", 1),
@@ -84,9 +84,9 @@ def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
         ([ValueError("a broken strategy\nwith details")], 0, "a broken strategy", 1),
     ],
 )
-def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, skipped_count, reason, left):
+def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, skipped_step_count, reason, left):
     path, run = tmp_path / "run.jsonl", None
-    run = driven(path, [*rows[:2], *end], skipped_count)
+    run = driven(path, [*rows[:2], *end], skipped_step_count)
     try:
         list(run.yield_measurements())
     except (KeyboardInterrupt, ValueError):

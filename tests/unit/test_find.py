@@ -65,26 +65,26 @@ def test_nothing_is_confirmed_before_there_were_enough_rounds(rounds):
 
 def test_a_candidate_that_dropped_out_neither_wins_nor_ties():
     ceiling = confirm_ceiling([*rows_of(A, [700] * 9), *rows_of(B, [710, 690, 710])], "card")
-    assert (ceiling.shape, ceiling.tied) == (A, ())
+    assert (ceiling.shape, ceiling.tied_candidates) == (A, ())
 
 
 def test_ties_are_what_the_rounds_cannot_tell_apart():
     close, beaten = [699, 702, 698, 701, 699, 701], [697] * 6
     ceiling = confirm_ceiling([*rows_of(A, [700] * 6), *rows_of(B, close), *rows_of(C, beaten)], "card")
-    assert {ceiling.shape, *(shape for shape, _ in ceiling.tied)} == {A, B}
+    assert {ceiling.shape, *(shape for shape, _ in ceiling.tied_candidates)} == {A, B}
 
 
 def test_what_is_faster_than_the_winner_in_fresh_rounds_is_told_beside_it():
     chosen = [*rows_of(A, [701] * 6, phase="choose"), *rows_of(B, [700] * 6, phase="choose")]
     ceiling = confirm_ceiling([*chosen, *rows_of(A, [700] * 6), *rows_of(B, [702] * 6)], "card")
-    assert (ceiling.shape, ceiling.tied) == (A, ((B, KERNEL),))
+    assert (ceiling.shape, ceiling.tied_candidates) == (A, ((B, KERNEL),))
 
 
 @given(st.lists(st.floats(0.9, 1.1), min_size=6, max_size=12))
 def test_drift_that_all_candidates_share_in_a_round_does_not_hide_who_is_faster(drift):
     faster, slower = ([share * figure for share in drift] for figure in (700, 699))
     ceiling = confirm_ceiling([*rows_of(A, faster), *rows_of(B, slower)], "card")
-    assert (ceiling.shape, ceiling.tied) == (A, ())
+    assert (ceiling.shape, ceiling.tied_candidates) == (A, ())
 
 
 @given(st.lists(st.lists(st.floats(1, 1000), min_size=3, max_size=9), min_size=1, max_size=3))
@@ -140,20 +140,20 @@ def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(p
 
 def ceiling_of(regime, tflops=800.0, watts=640.0):
     interval, conditions = Interval(tflops * 0.99, tflops * 1.01, 0.96), Conditions(watts=watts)
-    tied = ((B, KERNEL), (A, "lib[3]"))
-    figure = {"rate": tflops, "interval": interval, "rounds": 9, "gain_over_default": 0.05}
+    tied_candidates = ((B, KERNEL), (A, "lib[3]"))
+    figure = {"rate": tflops, "interval": interval, "round_count": 9, "gain_over_default": 0.05}
     of = {"device": "card", "problem": MatmulProblem(), "regime": regime, "kernel": KERNEL, "shape": A}
-    return Ceiling(**of, **figure, tied=tied, conditions=conditions)
+    return Ceiling(**of, **figure, tied_candidates=tied_candidates, conditions=conditions)
 
 
 def test_utilization_is_a_share_within_one_regime():
     ceiling = ceiling_of("burst")
-    assert ceiling.utilization(flop=400e12, seconds=1.0, regime="burst") == pytest.approx(0.5)
-    assert ceiling.utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
+    assert ceiling.compute_utilization(flop=400e12, seconds=1.0, regime="burst") == pytest.approx(0.5)
+    assert ceiling.compute_utilization(flop=400e12, seconds=2.0, regime="burst") == pytest.approx(0.25)
     with pytest.raises(
         IncomparableError, match="regime sustained cannot be compared with a ceiling in the regime burst"
     ):
-        ceiling.utilization(flop=400e12, seconds=1.0, regime="sustained")
+        ceiling.compute_utilization(flop=400e12, seconds=1.0, regime="sustained")
 
 
 HEADER = {"device": {"name": "card", "uuid_hash": None}, "plan": {"problem": dataclasses.asdict(MatmulProblem())}}
@@ -251,7 +251,7 @@ def test_what_chose_a_candidate_never_confirms_it(both, regime):
     assert ceiling == confirm_ceiling(final_rounds(rows, regime), info.name, info.uuid_hash, KERNEL)
     own = [row for row in confirmations(rows, regime) if row.shape == ceiling.shape]
     assert ceiling.tflops == pytest.approx(statistics.median(row.best_rate for row in own), rel=2e-3)
-    assert ceiling.rounds == len(own)
+    assert ceiling.round_count == len(own)
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
@@ -288,7 +288,7 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     Late(find, "burst: measuring the fastest again", 1.0, left)
     rows = found(find)
     assert find.ceilings == {}
-    assert find.strategy.skipped_count
+    assert find.strategy.skipped_step_count
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
@@ -686,8 +686,8 @@ def test_a_quick_find_has_both_ceilings_within_its_budget(quick):
     find, _, seconds = quick
     assert set(find.ceilings) == {"burst", "sustained"}
     assert seconds <= find.plan.budget_seconds == 13.2
-    assert not find.strategy.skipped_count
-    assert all(ceiling.rounds >= 3 for ceiling in find.ceilings.values())
+    assert not find.strategy.skipped_step_count
+    assert all(ceiling.round_count >= 3 for ceiling in find.ceilings.values())
 
 
 def test_a_quick_find_confirms_in_sustained_what_burst_has_chosen(quick):
@@ -804,7 +804,7 @@ def test_shapes_that_won_before_are_measured_first_and_are_no_result():
     find = find_of(priors=(known,))
     rows = found(find)
     assert rows[0].shape == known
-    assert find.ceilings["burst"].rounds >= 3
+    assert find.ceilings["burst"].round_count >= 3
 
 
 def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):

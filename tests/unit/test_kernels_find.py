@@ -34,7 +34,7 @@ def test_ceilings_are_what_fresh_rounds_give(log):
         rows = [row for row in log.measurements if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
         own = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
         again = confirm_ceiling(own, device["name"], device["uuid_hash"], "simulated-attention")
-        assert (again.shape, again.kernel, again.rounds) == (ceiling.shape, ceiling.kernel, ceiling.rounds)
+        assert (again.shape, again.kernel, again.round_count) == (ceiling.shape, ceiling.kernel, ceiling.round_count)
         assert ceiling.rate == pytest.approx(again.rate, rel=1e-5)
 
 

@@ -15,7 +15,7 @@ from made_rates import ceiling
 from refusals import assert_refused
 
 import mamf
-from mamf.backend import Advice
+from mamf.backend import CheckResult
 from mamf.cli import main
 from mamf.errors import MAX_RUN_ROWS, MamfError, MamfWarning, UsageError, count_values, require_rows_within_limit
 from mamf.logs.run_log import read_run_log
@@ -185,7 +185,7 @@ class Gone(io.StringIO):
 
 
 def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
-    finding = Advice("host load", "warning", "it is busy")
+    finding = CheckResult("host load", "warning", "it is busy")
     monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: finding)
     with redirect_stderr(Gone()):
         assert main([*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl"]) == 0
@@ -194,7 +194,7 @@ def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("format_name", ["markdown", "table"])
 def test_a_warning_about_the_machine_is_in_the_report_of_the_log_once(run, monkeypatch, format_name):
-    finding = Advice("host load", "warning", "it is busy", "rates are noisy")
+    finding = CheckResult("host load", "warning", "it is busy", "rates are noisy")
     monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: finding)
     sizes = ["--m", "64", "--n", "64", "--k", "64"]
     code, out, err = run(*SWEEP, *sizes, "--output", "run.jsonl", "--format", format_name)
@@ -253,10 +253,10 @@ def of_attention(**options):
     ("call", "told"),
     [
         (
-            lambda: CEILING.utilization(flop=1, seconds=0, regime="burst"),
+            lambda: CEILING.compute_utilization(flop=1, seconds=0, regime="burst"),
             "seconds must be a number of seconds above 0, not 0",
         ),
-        (lambda: CEILING.utilization(flop=math.nan, seconds=1, regime="burst"), "of at least 0, not nan"),
+        (lambda: CEILING.compute_utilization(flop=math.nan, seconds=1, regime="burst"), "of at least 0, not nan"),
         (lambda: of_sweep(precision=0), r"precision must be a share between 0 and 1 \(such as 0.003\), not 0"),
         (lambda: of_sweep(budget_seconds=0), "budget_seconds must be a number of seconds above 0, not 0"),
         (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),

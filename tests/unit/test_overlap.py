@@ -157,7 +157,7 @@ def test_a_failure_on_another_rank_counts_for_all():
 def test_the_budget_leaves_out_whole_pairs():
     cells = [(OverlapProblem(each), OverlapShape.parse(f"{LARGE}+64MiB")) for each in ("to_host", "to_device")]
     run = OverlapStrategy(TwoQueues(), SimulatedPair(), cells, 0.3, budget_seconds=0.1)
-    assert len(list(run.yield_results())) == run.skipped_count == 4
+    assert len(list(run.yield_results())) == run.skipped_step_count == 4
 
 
 def pair_of(rows):

@@ -133,7 +133,7 @@ def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path)
         mamf.Meter(flops_per_step=1e12, backend=device())
     ceiling = read_run_log(tmp_path / "log.jsonl").ceilings["burst"]
     with pytest.raises(IncomparableError, match="too noisy"):
-        ceiling.utilization(flop=1e12, seconds=1.0, regime="burst")
+        ceiling.compute_utilization(flop=1e12, seconds=1.0, regime="burst")
 
 
 def test_a_link_in_the_cache_is_replaced_and_not_followed(cache, same_torch, tmp_path):

@@ -119,7 +119,7 @@ def test_what_a_find_takes_for_a_ceiling_of_memory_is_a_roof_of_memory(pattern, 
 
 def test_the_highest_of_what_was_confirmed_is_the_roof():
     known = build_roofs([*MEASURED, product(850.0), read(GIB, 4.3), product(940.0, data="zeros")], L2)
-    assert known.compute_ceilings["bfloat16", "burst"].rate == 862.0
+    assert known.matmul_ceilings["bfloat16", "burst"].rate == 862.0
     assert known.bandwidth_ceilings[MEMORY_LEVEL, "burst"].rate == 4.39
 
 
@@ -127,7 +127,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
     one, other = replace(MEASURED[0], uuid_hash="a"), replace(MEASURED[3], uuid_hash="b")
     with pytest.raises(IncomparableError, match="two cards, both H200"):
         build_roofs([one, other], L2)
-    assert build_roofs([one, other], L2, anyway=True).compute_ceilings
+    assert build_roofs([one, other], L2, anyway=True).matmul_ceilings
     with pytest.raises(UsageError, match="mamf roofline"):
         build_roofs([], L2)
 

@@ -16,7 +16,7 @@ from contribution_logs import found
 from forked import LONGEST_SECONDS, Child, Command
 from refusals import assert_refused
 
-from mamf.backend import SIBLING_CHECK, Advice
+from mamf.backend import SIBLING_CHECK, CheckResult
 from mamf.ceilings.ceiling import compute_card_drift, compute_mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
@@ -93,7 +93,7 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
 
 
 def test_only_a_run_on_one_device_warns_that_the_others_are_busy(run, shared, monkeypatch):
-    busy = Advice(SIBLING_CHECK, "warning", "other devices of this machine that are busy: 3")
+    busy = CheckResult(SIBLING_CHECK, "warning", "other devices of this machine that are busy: 3")
     monkeypatch.setattr(Card, "check_machine", lambda self: [busy])
     (_, out, err), log = shared(*SWEEP, *GRID)
     assert SIBLING_CHECK not in out + err and not any(part.header["findings"][1:] for part in log.part_logs)

@@ -21,7 +21,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.engine.traits import replace_assumed_traits
-    from mamf.machine.environment import format_advice, run_machine_checks, select_warnings
+    from mamf.machine.environment import format_check_result, run_machine_checks, select_warnings
     from mamf.plugins.discovery import open_backend
 
     backend = open_backend(options.backend or "auto", options.device or 0)
@@ -30,7 +30,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         print_line("no accelerator is available: 'mamf backends' says why")
     findings = [*run_machine_checks(backend), *replace_assumed_traits(backend, warn)]
     for finding in findings:
-        print_wrapped_line(format_advice(finding), get_report_stream())
+        print_wrapped_line(format_check_result(finding), get_report_stream())
     count = len(select_warnings(findings))
     print_line("there is nothing to fix" if not count else f"findings to fix: {count}; mamf itself changes no setting")
     return 0

@@ -118,7 +118,7 @@ class ModelSession(Session):
     """
 
     def __init__(self, *session_arguments: Any) -> None:
-        from mamf.ceilings.ceiling import mark_source_as_option
+        from mamf.ceilings.ceiling import copy_as_given_ceiling
         from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.logs.records import make_known_ceiling_record
@@ -128,7 +128,7 @@ class ModelSession(Session):
         needed_keys = list_needed_ceilings(self.plan)
         self.known_ceilings = dict(self.resumed_log.known_ceilings) if self.resumed_log else {}
         for key, each in read_given_ceilings(self.options, needed_keys, self.backend).items():
-            ceiling, previous_ceiling = mark_source_as_option(each), self.known_ceilings.get(key)
+            ceiling, previous_ceiling = copy_as_given_ceiling(each), self.known_ceilings.get(key)
             if previous_ceiling and make_known_ceiling_record(previous_ceiling) != make_known_ceiling_record(ceiling):
                 logged_ceiling = f"a {' '.join(key)} ceiling of {previous_ceiling.tflops:.6g} TFLOPS"
                 raise make_contradiction_error(self.options, "ceiling", logged_ceiling, self.options.ceiling)

@@ -109,27 +109,27 @@ def run_with_options(options: argparse.Namespace) -> int:
     if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
         raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
     require_known_names(*(("work for --beside", each, OTHER_WORK_NAMES) for each in options.beside or ()))
-    place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend()
+    rank_place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend()
     device_count = load_backend_class(backend_name).count_devices()
     other_work = options.beside or (
-        _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE
+        _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if rank_place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE
     )
     collectives = [each for each in other_work if each in COLLECTIVE_NAMES]
     is_complete = options.resume and read_run_log(options.resume).tier == "complete"
-    if collectives and place is None and device_count < 2 and not is_complete:
+    if collectives and rank_place is None and device_count < 2 and not is_complete:
         raise UsageError(
             f"the collective {collectives[0]} needs several devices, but {backend_name} has {device_count}: use "
             "--beside to_host copy"
         )
-    if collectives and place is None and not (is_complete or options.dry_run):
+    if collectives and rank_place is None and not (is_complete or options.dry_run):
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
         return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
-    if place is not None:
+    if rank_place is not None:
         # Some launchers show each process only one device, which then has the index 0. The modulo gives this index.
-        options.backend, options.device = backend_name, place.local_rank % max(device_count, 1)
-    if place is not None and place.rank:
+        options.backend, options.device = backend_name, rank_place.local_rank % max(device_count, 1)
+    if rank_place is not None and rank_place.rank:
         strategy = OverlapStrategy(open_backend(backend_name, options.device), WorkPairKernel(), ())
-        return 0 if list(measure_as_rank(strategy, place)) else 1
+        return 0 if list(measure_pairs_as_rank(strategy, rank_place)) else 1
     options.operation = OVERLAP
     vars(options).update(dict.fromkeys(("kernel", "precision", "regime", "flush")))
     options.set = [
@@ -139,18 +139,18 @@ def run_with_options(options: argparse.Namespace) -> int:
     return run_kernel_session(options, OverlapSession)
 
 
-def measure_as_rank(strategy: OverlapStrategy, place: RankPlace | None) -> Iterator[Measurement]:
+def measure_pairs_as_rank(strategy: OverlapStrategy, rank_place: RankPlace | None) -> Iterator[Measurement]:
     """Measure the pairs (a matmul and other work) of ``strategy``, and yield a row per measurement.
 
     If a launcher such as torchrun started several processes (ranks), all ranks measure the pairs that rank 0 chooses,
-    at the same time. ``place``: the rank of this process, or None if no launcher started this process.
+    at the same time. ``rank_place``: the rank of this process, or None if no launcher started this process.
     """
     from mamf.node.group import gather_from_all_ranks, join_group
 
-    if place is None:
+    if rank_place is None:
         yield from strategy.yield_results()
         return
-    with join_group(place, strategy.backend, _MAX_WAIT_FOR_RANKS_SECONDS):
+    with join_group(rank_place, strategy.backend, _MAX_WAIT_FOR_RANKS_SECONDS):
         strategy.gather_from_ranks = gather_from_all_ranks
         strategy.pairs, strategy.row_seconds, strategy.budget_seconds = gather_from_all_ranks(
             (strategy.pairs, strategy.row_seconds, strategy.budget_seconds)
@@ -163,21 +163,23 @@ class _RankStrategy:
     """A strategy that measures matmuls while other work runs, for the process that writes the log. This process is rank
     0 of the processes that a launcher started, or the only process.
 
-    ``strategy``: plans and measures the rows. ``place``: the rank of this process, or None if it is the only process.
-    ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the resumed log.
-    If one of them is measured again, its new row is dropped.
+    ``strategy``: plans and measures the rows. ``rank_place``: the rank of this process, or None if it is the only
+    process. ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the
+    resumed log. If one of them is measured again, its new row is dropped.
     """
 
     strategy: OverlapStrategy
-    place: RankPlace | None
+    rank_place: RankPlace | None
     logged_steps: Collection[StepKey]
 
     @property
-    def skipped_count(self) -> int:
-        return self.strategy.skipped_count
+    def skipped_step_count(self) -> int:
+        return self.strategy.skipped_step_count
 
     def yield_results(self) -> Iterator[Measurement]:
-        return (row for row in measure_as_rank(self.strategy, self.place) if row.step not in self.logged_steps)
+        return (
+            row for row in measure_pairs_as_rank(self.strategy, self.rank_place) if row.step not in self.logged_steps
+        )
 
 
 class OverlapSession(Session):

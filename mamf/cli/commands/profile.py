@@ -122,7 +122,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     import tempfile
 
-    from mamf.machine.environment import check_host_load, format_advice, quote_command_line, select_warnings
+    from mamf.machine.environment import check_host_load, format_check_result, quote_command_line, select_warnings
     from mamf.profiling.log import get_rank
 
     options.command_line = quote_command_line()  # Save the command line now, because the script changes sys.argv.
@@ -147,7 +147,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     )
     if "WORLD_SIZE" not in os.environ:  # Several ranks that start keep the host busy themselves.
         for finding in select_warnings([check_host_load()]):
-            warn(format_advice(finding))
+            warn(format_check_result(finding))
     folder = Path(tempfile.mkdtemp())  # A forked child of the script would remove a TemporaryDirectory.
     try:
         return _profile_script(options, program, folder)
@@ -289,7 +289,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
     ``ran_on_device``: whether the profiled work ran on a device other than the CPU. Raises RunLogError if a log has no
     sustained ceiling.
     """
-    from mamf.ceilings.ceiling import mark_source_as_option
+    from mamf.ceilings.ceiling import copy_as_given_ceiling
     from mamf.logs.run_log import read_run_log
 
     if not options.ceiling and not options.source:
@@ -300,7 +300,7 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
         if SUSTAINED not in log.ceilings:
             regimes_of_log = f"its ceilings: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}): measure one with 'mamf find'")
-        given_ceilings |= {key: mark_source_as_option(each) for key, each in log.matmul_ceilings.items()}
+        given_ceilings |= {key: copy_as_given_ceiling(each) for key, each in log.matmul_ceilings.items()}
     return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
 
-from mamf.backend import Backend, Reading, Unavailable
+from mamf.backend import Backend, SensorReading, Unavailability
 from mamf.errors import MamfError, PluginError, get_catchable_plugin_errors
 from mamf.kernel import Prepared, Problem, Verdict, choose_operand_set_count, describe_wrong_cells
 from mamf.measurement import WRONG_TILES_KEY, Conditions
@@ -110,7 +110,7 @@ class Samples:
 
     seconds_per_launch: list[float] = field(default_factory=list)
     launch_count: int = 0
-    readings: list[Reading] = field(default_factory=list)
+    readings: list[SensorReading] = field(default_factory=list)
     mean_watts: float | None = None
     mean_clock_hz: float | None = None
     timer_overhead_seconds: float = 0.0
@@ -118,7 +118,7 @@ class Samples:
     remarks: list[str] = field(default_factory=list)
     details: dict[str, float | str] = field(default_factory=dict)
 
-    def add_reading(self, reading: Reading | None) -> None:
+    def add_reading(self, reading: SensorReading | None) -> None:
         if reading is not None:
             self.readings.append(reading)
 
@@ -324,9 +324,9 @@ class Regime(ABC):
                 f"{_ROUNDS_PER_CLOCK_CHECK} rounds of launches"
             )
 
-    def read_sensors(self, includes_energy: bool = False) -> Reading | None:
+    def read_sensors(self, includes_energy: bool = False) -> SensorReading | None:
         telemetry = self.backend.telemetry
-        return None if isinstance(telemetry, Unavailable) else telemetry.read(includes_energy)
+        return None if isinstance(telemetry, Unavailability) else telemetry.read(includes_energy)
 
 
 #: A checked launch is one whose operands were just changed and whose output is verified. If checked launches take more

@@ -11,7 +11,7 @@ import statistics as stdlib_statistics
 from collections.abc import Sequence
 from typing import ClassVar
 
-from mamf.backend import Backend, ClockStamps, Reading, Unavailable
+from mamf.backend import Backend, ClockStamps, SensorReading, Unavailability
 from mamf.calibration import look_up_repeatability
 from mamf.engine.regimes.base import (
     CheckedKernel,
@@ -165,7 +165,7 @@ class BurstRegime(Regime):
         reading the clock counter makes launches of 0.2 ms 0.5 % slower.
         """
         stamps = self.backend.clock_stamps
-        if isinstance(stamps, Unavailable) or launch_seconds < self.min_launch_seconds_for_clock:
+        if isinstance(stamps, Unavailability) or launch_seconds < self.min_launch_seconds_for_clock:
             return None
         train_size = self._compute_train_size(launch_seconds + self._flush_seconds, self.max_train_launches)
         clock_hz_of_launches: list[float] = []
@@ -223,7 +223,7 @@ class BurstRegime(Regime):
             trains += 1
         self._is_cold = False
 
-    def _schedule_rest_if_throttled(self, reading: Reading | None) -> bool:
+    def _schedule_rest_if_throttled(self, reading: SensorReading | None) -> bool:
         """Schedule more rest and return True if the sensor ``reading`` of a visit's first train shows that earlier load
         still throttled the device. Otherwise return False.
 
@@ -295,7 +295,7 @@ class BurstRegime(Regime):
 
     def _run_train(
         self, checked: CheckedKernel, train_size: int, lag_seconds: float
-    ) -> tuple[list[float], Reading | None]:
+    ) -> tuple[list[float], SensorReading | None]:
         """Queue cache flushes, so that the host gets ahead of the device, then launch a train of ``train_size``
         launches, and verify the output of the last launch. Return the device seconds of each launch, and the sensor
         reading.

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, NamedTuple
 
-from mamf.backend import Backend, Reading, Unavailable
+from mamf.backend import Backend, SensorReading, Unavailability
 from mamf.calibration import AFTER_REST_STATE, look_up_repeatability
 from mamf.engine.regimes.base import CheckedKernel, Launch, Regime, Samples, StoppingRule
 from mamf.kernel import Problem
@@ -65,7 +65,7 @@ class LaunchBlock(NamedTuple):
 
     seconds_per_launch: float
     launch_count: int
-    reading: Reading | None
+    reading: SensorReading | None
     tick: EnergyTick | None
     was_queued_in_measured_part: bool
     idle_seconds: float
@@ -131,7 +131,7 @@ class SustainedRegime(Regime):
         traits = self.backend.sustained_traits
         if self.settling_seconds_after_rest is None:
             return traits.repeatability or look_up_repeatability(self.backend.name, self.name, problem)
-        return traits.anew_repeatability or look_up_repeatability(self.backend.name, AFTER_REST_STATE, problem)
+        return traits.repeatability_after_rest or look_up_repeatability(self.backend.name, AFTER_REST_STATE, problem)
 
     @property
     def row_remark(self) -> str:
@@ -216,7 +216,7 @@ class SustainedRegime(Regime):
             if not self._run_until_settled(blocks, rule):
                 samples.remarks.append("clock and power had not settled when the measurement began")
             idle_share = self._take_block_samples(blocks, rule, samples)
-            last_stamp = None if isinstance(stamps, Unavailable) else stamps.record_stamp()
+            last_stamp = None if isinstance(stamps, Unavailability) else stamps.record_stamp()
             # Queue a mark and an idle mark (which waits for all queues of the device) after the last launch. If the
             # device has already finished that launch, queue cache flushes ahead of the marks, because another queue may
             # still be busy.
@@ -226,7 +226,7 @@ class SustainedRegime(Regime):
             self.wait_and_record_gap(checked, mark, idle_mark)
         # An idle device has a higher clock, so use the mean clock only if the device was busy for nearly the whole
         # time.
-        if not isinstance(stamps, Unavailable) and idle_share <= _MAX_IDLE_SHARE:
+        if not isinstance(stamps, Unavailability) and idle_share <= _MAX_IDLE_SHARE:
             elapsed = stamps.compute_elapsed(blocks.first_stamp, last_stamp)
             samples.mean_clock_hz = elapsed and elapsed.clock_hz
         checked.verify_last_outputs()
@@ -355,7 +355,7 @@ class _BlockQueue:
             self._regime.require_advancing_clock(blocks)
             if self.must_poison:
                 self._checked.change_operands_and_poison()
-                if self.is_in_measured_part and not isinstance(backend.clock_stamps, Unavailable):
+                if self.is_in_measured_part and not isinstance(backend.clock_stamps, Unavailability):
                     self.first_stamp = backend.clock_stamps.record_stamp()
                 self.must_poison, last_mark = False, backend.record_mark()
             start = backend.record_mark() if backend.is_mark_reached(last_mark) else last_mark

@@ -87,7 +87,7 @@ class RowsStrategy(PlanStrategy):
         for step in steps:
             _, problem, shape, name = step
             if self._would_exceed_budget(step):
-                self.runner.skipped_count += 1
+                self.runner.skipped_step_count += 1
                 continue
             self.setup.report_phase(f"{regime.name} {shape} {name}")
             if problem.dtype != dtype:

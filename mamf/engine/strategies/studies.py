@@ -203,7 +203,7 @@ def make_verify_plan(
 class VerifyStrategy(PlanStrategy):
     """The strategy of ``mamf verify``: it verifies random problems of the plan's kernels until the budget ends."""
 
-    skipped_count = 0  # The run has no fixed number of steps, so the end of its budget skips none.
+    skipped_step_count = 0  # The run has no fixed number of steps, so the end of its budget skips none.
 
     def yield_steps(self) -> StepGenerator:
         """Yield random problems to verify, each for the kernel that has been verified for the shortest time so far.
@@ -299,14 +299,14 @@ class OverlapStrategy:
     budget_seconds: float = math.inf
     report_phase: Callable[[str], None] = lambda text: None
     gather_from_ranks: Callable[[Any], list[Any]] = lambda value: [value]
-    skipped_count: int = field(default=0, init=False)
+    skipped_step_count: int = field(default=0, init=False)
 
     def yield_results(self) -> Iterator[Measurement]:
         """Measure each pair, and yield four rows for it, in the order of PAIR_ROWS."""
         start_time = self.backend.now()
         for index, (problem, shape) in enumerate(self.pairs):
             if index and self.gather_from_ranks(self.backend.now() - start_time >= self.budget_seconds)[0]:
-                self.skipped_count = len(PAIR_ROWS) * (len(self.pairs) - index)
+                self.skipped_step_count = len(PAIR_ROWS) * (len(self.pairs) - index)
                 return
             self.report_phase(f"{problem.other} {shape}")
             yield from self._measure_pair(problem, shape)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import KernelLibrary, LibraryAttention, get_window_size
 
@@ -22,9 +22,9 @@ class AiterLibrary(KernelLibrary):
     install_command = "git clone --recursive https://github.com/ROCm/aiter && cd aiter && python setup.py develop"
     runtimes = ("hip",)
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.runtime == "hip" and backend.info.architecture not in _SUPPORTED_ARCHITECTURES:
-            return Unavailable(
+            return Unavailability(
                 f"AITER supports only {' and '.join(_SUPPORTED_ARCHITECTURES)}, not {backend.info.architecture}",
                 "mamf attention --kernel sdpa-flash",
             )

@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.errors import get_first_message_line
 from mamf.kernel import Prepared, Verdict
 from mamf.machine.environment import get_package_version
@@ -98,7 +98,7 @@ class TorchAttention(AttentionKernel):
     #: The largest ||O - reference|| / ||reference|| of a correct output O; None: see ERROR_BOUND_BY_DTYPE.
     tolerance: ClassVar[float | None] = None
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return explain_torch_unavailability(backend)
 
     def attend(self, shape: AttentionShape, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -391,22 +391,22 @@ class KernelLibrary:
         lowest, highest = self.capability_range
         return lowest <= capability <= highest
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(
+            return Unavailability(
                 f"{self.library_name} does not support the backend {backend.name}", self.portable_install_command
             )
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.supports_capability((major, minor)):
                 reason = f"{self.library_name} does not support cards with compute capability {major}.{minor}"
-                return Unavailable(reason, self.alternative_nvidia_install_command or self.portable_install_command)
+                return Unavailability(reason, self.alternative_nvidia_install_command or self.portable_install_command)
         try:
             self.import_library_quietly()
         except Exception as error:  # The import of a broken library may raise any exception.
             missing = error.name if isinstance(error, ModuleNotFoundError) else None
             if missing and f"{self.module_name}.".startswith(f"{missing}."):
-                return Unavailable(f"{self.library_name} is not installed: {error}", self.install_command)
+                return Unavailability(f"{self.library_name} is not installed: {error}", self.install_command)
             reason = f"{self.library_name} is installed but cannot be loaded: {get_first_message_line(error)}"
             # If a dependency is missing, the install command installs it. Otherwise the library itself is broken. To
             # install the library again, pip needs --force-reinstall. Without --no-deps, pip would also reinstall the
@@ -414,7 +414,7 @@ class KernelLibrary:
             reinstall_command = self.install_command.replace(" --no-deps", "").replace(
                 "pip install", "pip install --force-reinstall --no-deps", 1
             )
-            return Unavailable(reason, self.install_command if missing else reinstall_command)
+            return Unavailability(reason, self.install_command if missing else reinstall_command)
         return None
 
     def import_library_quietly(self) -> Any:

@@ -14,7 +14,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import get_first_message_line
 from mamf.operations.attention.attention_reference import yield_row_blocks
@@ -53,9 +53,9 @@ class _SdpaWithBackend(Sdpa):
     forced_backend: ClassVar[SDPBackend]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda", "hip")
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.runtime not in self.runtimes:
-            return Unavailable(f"torch has no {self.name} for {backend.name}", PORTABLE_COMMAND)
+            return Unavailability(f"torch has no {self.name} for {backend.name}", PORTABLE_COMMAND)
         return None
 
     def apply_settings(self, backend: Backend, problem: AttentionProblem) -> Any:
@@ -208,7 +208,7 @@ class CompiledEagerAttention(EagerAttention):
     is_tried_by_default = False
     float32_score_copy_count = 0
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def apply_settings(self, backend: Backend, problem: AttentionProblem) -> AbstractContextManager[object]:
@@ -228,7 +228,7 @@ class CompiledEagerAttention(EagerAttention):
 _MAX_DENSE_MASK_PAIRS = 2**28
 
 
-def explain_flex_attention_unavailability(backend: Backend, needs_compiler: bool = True) -> Unavailable | None:
+def explain_flex_attention_unavailability(backend: Backend, needs_compiler: bool = True) -> Unavailability | None:
     """Return why FlexAttention cannot run on this backend, or None if it can.
 
     ``needs_compiler``: whether the caller compiles FlexAttention with torch.compile.
@@ -238,7 +238,7 @@ def explain_flex_attention_unavailability(backend: Backend, needs_compiler: bool
     try:
         import torch.nn.attention.flex_attention  # noqa: F401
     except Exception as error:  # The import fails if the build of torch has no compiler.
-        return Unavailable(
+        return Unavailability(
             f"FlexAttention cannot be loaded: {get_first_message_line(error)}", "pip install --upgrade torch"
         )
     return None
@@ -256,7 +256,7 @@ class FlexAttention(TorchAttention):
     head_dims = range(16, 257, 8)
     supports_window = True
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return explain_flex_attention_unavailability(backend) or super().explain_unavailability(backend)
 
     def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
@@ -212,7 +212,7 @@ class TritonPasses(TorchBandwidthKernel):
 
     name = "triton"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return explain_triton_unavailability(backend, "torch")
 
     def bind_operands(

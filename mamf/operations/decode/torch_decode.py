@@ -21,7 +21,7 @@ from typing import ClassVar
 
 import torch
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.attention_reference import (
     compute_reference_attention,
@@ -90,7 +90,7 @@ class TorchDecode(DecodeKernel):
     max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return explain_torch_unavailability(backend)
 
     @abstractmethod

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
 from mamf.operations.attention.torch_kernels import explain_flex_attention_unavailability
 from mamf.operations.compilation import compile_for_shape
@@ -72,7 +72,7 @@ class FlexKvcache(TorchDecode):
     supports_ragged_queries = False
     head_dims = (16, 32, 64, 128, 256)
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if reason := explain_flex_attention_unavailability(
             backend, backend.is_accelerator
         ) or super().explain_unavailability(backend):
@@ -81,7 +81,7 @@ class FlexKvcache(TorchDecode):
 
         if "seq_lengths" in inspect.signature(BlockMask.from_kv_blocks).parameters:
             return None
-        return Unavailable(
+        return Unavailability(
             f"FlexAttention of torch {torch.__version__} cannot use a page table", "pip install --upgrade torch"
         )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import MIB, Backend, Unavailable
+from mamf.backend import MIB, Backend, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul import cublaslt_library
@@ -73,11 +73,11 @@ class _CublasLtMatmul(MatmulKernel):
         self.proposal_index, self._is_proposal_given = proposal_index or 0, proposal_index is not None
         self.name = self.base_name if proposal_index is None else f"{self.base_name}[{proposal_index}]"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.runtime != "cuda":
-            return Unavailable("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
+            return Unavailability("cuBLASLt runs on NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         library = cublaslt_library.load_cublaslt()
-        return library if isinstance(library, Unavailable) else super().explain_unavailability(backend)
+        return library if isinstance(library, Unavailability) else super().explain_unavailability(backend)
 
     def list_variants(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> Sequence[MatmulKernel]:
         return (self,) if self._is_proposal_given else [type(self)(index) for index in range(_REQUESTED_PROPOSAL_COUNT)]
@@ -100,7 +100,7 @@ class _CublasLtMatmul(MatmulKernel):
         memory must not be freed while the returned function exists.
         """
         library = cublaslt_library.load_cublaslt()
-        if isinstance(library, Unavailable):
+        if isinstance(library, Unavailability):
             raise UnsupportedError(str(library))
         device_index = c.device.index or 0
         output = MatrixDescription(

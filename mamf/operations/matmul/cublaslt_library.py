@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import Unavailable
+from mamf.backend import Unavailability
 
 _SUPPORTED_MAJOR_VERSIONS = (13, 12)
 #: The folders below site-packages where NVIDIA's wheels, and torch for Windows, install the library.
@@ -168,18 +168,18 @@ def _declare_function(cdll: Any, name: str) -> Any:
 
 
 @functools.cache
-def load_cublaslt() -> CublasLtLibrary | Unavailable:
+def load_cublaslt() -> CublasLtLibrary | Unavailability:
     """Load the libcublasLt that torch uses, and return the library, or the reason why mamf cannot use it."""
     cdll = next(_load_candidate_libraries(), None)
     if cdll is None:
-        return Unavailable("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
+        return Unavailability("libcublasLt 12 or 13 was not found", "install a CUDA build of torch, which includes it")
     try:
         library = CublasLtLibrary(cdll)
     except AttributeError as error:  # The text of ctypes' error names the missing function.
-        return Unavailable(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
+        return Unavailability(f"this libcublasLt lacks a function: {error}", "use the kernel torch.mm")
     if library.version[0] not in _SUPPORTED_MAJOR_VERSIONS:
         version, usable = ".".join(map(str, library.version)), " and ".join(map(str, sorted(_SUPPORTED_MAJOR_VERSIONS)))
-        return Unavailable(f"cuBLASLt {version} is not supported, only versions {usable}", "use the kernel torch.mm")
+        return Unavailability(f"cuBLASLt {version} is not supported, only versions {usable}", "use the kernel torch.mm")
     return library
 
 

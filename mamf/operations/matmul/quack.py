@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import get_architecture_major_version
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -58,13 +58,13 @@ class QuackMatmul(TorchMatmul):
             raise UsageError(f"{configuration!r} is not a configuration of kernel quack; write it like 256x192/c2x1")
         self.name = "quack" if configuration is None else f"quack[{configuration}]"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.runtime != "cuda":
-            return Unavailable("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
+            return Unavailability("quack supports NVIDIA GPUs only", "use --backend cuda on an NVIDIA GPU")
         if get_architecture_major_version(backend) not in _CONFIGURATIONS_BY_ARCHITECTURE:
-            return Unavailable("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
+            return Unavailability("quack supports Hopper and Blackwell only", "use the kernel torch.mm")
         if importlib.util.find_spec("quack") is None:
-            return Unavailable("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
+            return Unavailability("quack-kernels is not installed", "pip install 'quack-kernels>=0.6.5,<0.7'")
         return None
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:

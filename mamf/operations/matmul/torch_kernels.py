@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.operations.compilation import compile_for_shape
 from mamf.operations.freivalds import MatmulPart
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
@@ -93,7 +93,7 @@ class CompiledTorchMm(TorchMm):
     name = "compiled"
     is_tried_by_default = False
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def bind_operands(
@@ -115,12 +115,12 @@ class TunableOp(TorchMm):
     is_default = False
     name = "tunableop"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.runtime != "hip":
             # In torch up to 2.13, TunableOp on CUDA has no algorithms to choose from.
-            return Unavailable("TunableOp works on ROCm only", "use --backend rocm on an AMD GPU")
+            return Unavailability("TunableOp works on ROCm only", "use --backend rocm on an AMD GPU")
         if not hasattr(torch.cuda, "tunable"):
-            return Unavailable("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
+            return Unavailability("this torch has no torch.cuda.tunable", "pip install --upgrade torch")
         return None
 
     @contextmanager

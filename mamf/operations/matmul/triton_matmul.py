@@ -17,7 +17,7 @@ from typing import Any, Literal, cast
 
 import torch
 
-from mamf.backend import Backend, Unavailable
+from mamf.backend import Backend, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError, UsageError
 from mamf.operations.compilation import explain_triton_unavailability, get_architecture_major_version
@@ -160,7 +160,7 @@ class TritonMatmul(TorchMatmul):
         self.name = "triton" if configuration_text is None else f"triton[{self.configuration}]"
         self._compute_unit_count = compute_unit_count
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return explain_triton_unavailability(backend, "torch.mm")
 
     def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
@@ -346,10 +346,10 @@ class GluonMatmul(TorchMatmul):
         self.tile_rows, self.stages = int(match[1]), int(match[2])
         self.is_tile_given, self.name = tile is not None, f"gluon[{tile}]" if tile else "gluon"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.info.architecture == _GLUON_ARCHITECTURE:
             return explain_triton_unavailability(backend, "torch.mm")
-        return Unavailable(
+        return Unavailability(
             f"kernel gluon runs only on NVIDIA Hopper ({_GLUON_ARCHITECTURE})", "use the kernel torch.mm"
         )
 

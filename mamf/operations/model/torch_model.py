@@ -24,7 +24,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
-from mamf.backend import Backend, OperandPool, Unavailable
+from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
@@ -62,7 +62,7 @@ class TorchModel(ModelKernel):
         self.attention_kernel = make_kernel(get_operation("attention"), attention)
         self.name = f"{self.base_name}[{self.attention_kernel.name}]"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return explain_torch_unavailability(backend) or self.attention_kernel.explain_unavailability(backend)
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
@@ -133,7 +133,7 @@ class CompiledModel(TorchModel):
 
     base_name = "compiled"
 
-    def explain_unavailability(self, backend: Backend) -> Unavailable | None:
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
 
     def make_forward_function(self, network: LanguageModel) -> Callable[..., torch.Tensor]:

@@ -24,8 +24,8 @@ class HardwareCounterStrategy(RowsStrategy):
         self.keys_with_counters, self.ncu = keys_with_counters, ncu
 
     @property
-    def skipped_count(self) -> int:
-        return super().skipped_count + len(find_rows_without_counters(self.setup.rows, self.keys_with_counters))
+    def skipped_step_count(self) -> int:
+        return super().skipped_step_count + len(find_rows_without_counters(self.setup.rows, self.keys_with_counters))
 
     def yield_results(self) -> Iterator[Measurement | LogRecord]:
         for row in find_rows_without_counters(self.setup.rows, self.keys_with_counters):

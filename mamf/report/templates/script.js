@@ -42,7 +42,7 @@ function filterable(table) {
   };
   const search = document.createElement("input");
   search.type = "search";
-  add("Search", search, (row) => row.textContent.toLowerCase().includes(search.value.toLowerCase()));
+  add("Search this table", search, (row) => row.textContent.toLowerCase().includes(search.value.toLowerCase()));
   heads.forEach((head, column) => {
     const values = [...new Set(rows.map((row) => row.cells[column].textContent))].sort(compare);
     if (!head.classList.contains("left") || values.length < 2 || values.length > 40 || values.length > rows.length / 2) return;

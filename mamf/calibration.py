@@ -120,6 +120,6 @@ def look_up_repeatability(backend: str, state: str, problem: Any = None) -> Repe
     """
     rows_by_key, operation = _read_repeatability_rows(), "" if problem is None else problem.operation
     operation_with_dtype = f"{operation} {getattr(problem, 'dtype', '')}"
-    backward = [f"{operation} backward"] if getattr(problem, "has_backward", False) else []
+    backward = [f"{operation} backward"] if getattr(problem, "has_backward_pass", False) else []
     keys = itertools.product((backend, ""), (state,), (*backward, operation_with_dtype, operation, ""))
     return rows_by_key[next((key for key in keys if key in rows_by_key), ("", state, ""))]

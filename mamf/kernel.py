@@ -234,8 +234,8 @@ class Prepared:
     - ``extra_bytes_per_set``: device memory that a set needs in addition to its operands, such as a saved forward pass.
     - ``queue_checksum``: queues a checksum of the output of a set, given the result of its last launch, and returns a
       function that waits for the number. Equal outputs have equal checksums. None: the kernel has no checksum.
-    - ``verify_whole``: like ``verify``, for all entries of the output; called after the first launch of each set and
-      after the last timed launch. None: only ``verify`` is available.
+    - ``verify_whole_output``: like ``verify``, for all entries of the output; called after the first launch of each set
+      and after the last timed launch. None: only ``verify`` is available.
     - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
       ``verify`` expects the new results, and ``list_changed_operands`` undoes the change. None: operands never change.
     - ``remember_output``: keeps the output of a set's last launch, given the set's index and its result. Returns a
@@ -255,7 +255,7 @@ class Prepared:
     rewrite_output: Callable[[], object] | None = None
     extra_bytes_per_set: int = 0
     queue_checksum: Callable[[int, object], Callable[[], int]] | None = None
-    verify_whole: Callable[[int, object], Verdict] | None = None
+    verify_whole_output: Callable[[int, object], Verdict] | None = None
     change_operands: Callable[[], object] | None = None
     remember_output: Callable[[int, object], ComparisonFunction] | None = None
     is_deterministic: bool = False

@@ -407,7 +407,7 @@ class Rate:
 
     - ``rate``: the rate in ``unit``, which is TFLOPS (1e12 FLOP/s, or 1e12 operations/s for int8) or TB/s.
     - ``interval``: the 95 % repeat interval of ``rate``, in ``unit``; None for a datasheet or a published figure.
-    - ``dtype``: the dtype as ``label_dtype`` formats it, including an unusual output dtype.
+    - ``dtype``: the dtype as ``make_dtype_label`` formats it, including an unusual output dtype.
     - ``regime``: ``burst`` or ``sustained``; None for a datasheet or a published figure.
     - ``device``, ``uuid_hash``: the name of the device, and the hashed identifier of the card if known.
     - ``source``: ``measured``, ``contributed``, ``published``, ``datasheet`` or ``given``. ``reference``: the log,
@@ -442,7 +442,7 @@ class Rate:
 
 
 RateT = TypeVar("RateT", bound=Rate)
-#: The rates of a device, by dtype (as ``label_dtype`` formats it) and regime.
+#: The rates of a device, by dtype (as ``make_dtype_label`` formats it) and regime.
 RatesByDtypeAndRegime = Mapping[tuple[str, str], Rate]
 
 
@@ -453,7 +453,7 @@ def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -
     return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION_LABEL}", regime))
 
 
-def label_dtype(problem: Any) -> str:
+def make_dtype_label(problem: Any) -> str:
     """Return the label of a problem's dtype, by which mamf looks up rates. For a matmul, the label includes an unusual
     output dtype and fast accumulation, because both change the ceiling (the highest rate of the device):
     ``int8, int8 output`` or ``float8_e4m3fn, fast accumulation``.

@@ -267,19 +267,19 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     #: What the chart of a sweep (measurements of many shapes) shows: rates by kernel (``kernels``), by matmul shape
     #: (``shapes``), by sequence length (``lengths``) or cache length (``caches``), or parts of training steps
     #: (``phases``).
-    chart: ClassVar[str] = "kernels"
+    chart_kind: ClassVar[str] = "kernels"
     #: Whether a sweep measures all kernels on each shape. If not, it measures one kernel, by default the usual kernel
     #: for the dtype, and uses the kernel's fastest algorithm for each shape.
     compares_kernels: ClassVar[bool] = True
     #: Whether rooflines use the highest measured rate of this operation as the compute limit of the device. Reports
     #: then show the rates of other operations as shares of this limit.
-    is_compute_roof: ClassVar[bool] = False
+    sets_compute_ceiling: ClassVar[bool] = False
     #: Whether a run first searches for the highest matmul rate of the device. Reports then show the operation's rates
     #: as shares of that rate.
-    has_shares: ClassVar[bool] = False
+    shows_ceiling_shares: ClassVar[bool] = False
     #: Whether a run also measures the read bandwidth of memory, because the operation may be limited by this bandwidth
     #: and not by the matmul rate.
-    has_memory_shares: ClassVar[bool] = False
+    shows_bandwidth_shares: ClassVar[bool] = False
     #: The dtype of the operands if the user names none. Empty: the default dtype of the device.
     default_dtype: ClassVar[str] = ""
     #: The regimes (ways of measuring, such as ``burst``) in which mamf can measure the operation, and the default one.

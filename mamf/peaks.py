@@ -56,7 +56,7 @@ class DatasheetRate(Rate):
     - ``bandwidth_tb_per_second``: the bandwidth in TB/s.
     - ``dtype``: the datasheet's name of the dtype, as in ``DType.datasheet_dtype``.
     - ``name_pattern``: matches the names of the device model.
-    - ``compute_units``: the possible numbers of compute units of the model; empty if any number is possible.
+    - ``compute_unit_counts``: the possible numbers of compute units of the model; empty if any number is possible.
     - ``clock_hz``: the clock at which the device reaches the peak; None if the source does not give it.
     - ``verified_figures``: which figures of the row were checked against their source: "yes" (all), "flops" or "no".
     """
@@ -64,7 +64,7 @@ class DatasheetRate(Rate):
     name_pattern: re.Pattern[str]
     bandwidth_tb_per_second: float | None
     clock_hz: float | None
-    compute_units: frozenset[int]
+    compute_unit_counts: frozenset[int]
     verified_figures: str
 
     @property
@@ -91,7 +91,7 @@ def _read_peak_rows() -> tuple[DatasheetRate, ...]:
             name_pattern=re.compile(row["match"]),
             bandwidth_tb_per_second=float(row["bandwidth_tb_s"]) if row["bandwidth_tb_s"] else None,
             clock_hz=float(row["clock_mhz"]) * 1e6 if row["clock_mhz"] else None,
-            compute_units=frozenset(map(int, row["compute_units"].split())),
+            compute_unit_counts=frozenset(map(int, row["compute_units"].split())),
             verified_figures=row["verified"],
         )
         for row in read_packaged_csv_rows("peaks.csv")
@@ -148,7 +148,9 @@ def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[Data
     """
     if parse_sharing_ways(device_name):
         return ()
-    rows_with_units = (row for row in _read_peak_rows() if not row.compute_units or compute_units in row.compute_units)
+    rows_with_units = (
+        row for row in _read_peak_rows() if not row.compute_unit_counts or compute_units in row.compute_unit_counts
+    )
     matching_rows = [row for row in rows_with_units if row.name_pattern.search(device_name)]
     return tuple(row for row in matching_rows if row.device == matching_rows[0].device)
 
@@ -210,7 +212,7 @@ def find_device_by_name(device_name: str, *, must_name_suffice: bool = False) ->
     """
     spaced_name = " ".join(device_name.split())
     rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
-    candidate_rows = (row for row in rows if not (must_name_suffice and row.compute_units))
+    candidate_rows = (row for row in rows if not (must_name_suffice and row.compute_unit_counts))
     return next(
         (row.device for row in candidate_rows if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
     )
@@ -332,7 +334,7 @@ class ContributedRate(Rate):
     - ``kernel``: the fastest kernel in the fastest ``mamf find`` run that tried several kernels; empty if there is no
       such run.
     - ``card_count``: the number of cards measured.
-    - ``lowest_rate``: the ceiling of the slowest of these cards, in TFLOPS.
+    - ``min_card_rate``: the ceiling of the slowest of these cards, in TFLOPS.
     - ``software``: the versions of torch, the vendor's libraries and the driver.
     """
 
@@ -343,7 +345,7 @@ class ContributedRate(Rate):
     shapes: tuple[str, ...] = ()
     kernel: str = ""
     card_count: int = 1
-    lowest_rate: float = 0.0
+    min_card_rate: float = 0.0
     software: str = ""
 
 
@@ -361,7 +363,7 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
             power_limit_watts=float(row["power_limit_watts"]) if row["power_limit_watts"] else None,
             shapes=tuple(row["shapes"].split()),
             card_count=int(row["cards"]),
-            lowest_rate=float(row["lowest"]),
+            min_card_rate=float(row["lowest"]),
             **{name: row[name] for name in ("dtype", "regime", "kernel", "date", "software")},
         )
         for row in read_packaged_csv_rows(CONTRIBUTED_FILE_NAME)
@@ -370,7 +372,7 @@ def read_contributed_rates() -> tuple[ContributedRate, ...]:
 
 def find_contributed_rates(device: str, compute_units: int | None, dtype: str) -> list[ContributedRate]:
     """Return the contributed ceilings of devices with the name ``device`` and this number of compute units. ``dtype``:
-    the dtype as ``label_dtype`` writes it.
+    the dtype as ``make_dtype_label`` writes it.
     """
     return [
         rate

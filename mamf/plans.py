@@ -292,7 +292,7 @@ class Plan:
         """Whether other processes measure other shapes of this run."""
         return self.kind == SWEEP and self.options.ranks > 0
 
-    def make_plan_of_rank(self, rank: int, ranks: int) -> Plan:
+    def make_plan_for_rank(self, rank: int, ranks: int) -> Plan:
         """Return the plan for one of several processes that divide a sweep. Return any other plan unchanged.
 
         The process measures every ``ranks``-th shape, beginning with shape number ``rank``, and a reference shape. All

@@ -145,7 +145,7 @@ def compute_theoretical_flops(info: DeviceInfo, dtype: str, clock_hz: float | No
     )
 
 
-def compute_cycles_used(rate: float, info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
+def compute_used_cycle_share(rate: float, info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
     """Return the share of all compute units' cycles that a ``rate`` in FLOP/s needs at the clock ``clock_hz``, or None
     if the clock, the number of units or their FLOP per cycle is unknown.
 

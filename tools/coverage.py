@@ -130,7 +130,7 @@ def _state(row: Measurement) -> tuple[str, str]:
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
     is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST_STATE, row.problem))
-    operation = f"{row.operation} backward" if getattr(row.problem, "has_backward", False) else row.operation
+    operation = f"{row.operation} backward" if getattr(row.problem, "has_backward_pass", False) else row.operation
     operation += f" {row.problem.dtype}" if operation == "matmul" else ""
     return AFTER_REST_STATE if is_anew else row.regime, operation
 

@@ -31,7 +31,7 @@ from mamf.measurement import (
     compute_relative_timing_error,
     find_rate,
     group_pairs,
-    label_dtype,
+    make_dtype_label,
 )
 from mamf.plans import SUSTAINED
 from mamf.statistics import (
@@ -44,7 +44,7 @@ from mamf.statistics import (
     compute_run_error,
 )
 
-#: The ceilings of matmuls by dtype (as ``label_dtype`` formats it) and regime.
+#: The ceilings of matmuls by dtype (as ``make_dtype_label`` formats it) and regime.
 Ceilings = Mapping[tuple[str, str], "Ceiling"]
 #: A row can reach more than 100 % of a ceiling, because the speed of the card may have changed since the ceiling was
 #: measured. A share above this limit means that the ceiling is wrong.
@@ -93,7 +93,7 @@ class Ceiling(NotebookTable, Rate):
     repeatability: Repeatability | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", label_dtype(self.problem))
+        object.__setattr__(self, "dtype", make_dtype_label(self.problem))
         object.__setattr__(self, "unit", str(self.problem.compute_work(self.shape).unit))
 
     def __repr__(self) -> str:
@@ -386,7 +386,7 @@ def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
 
 def find_row_ceiling(row: Measurement, rates: Mapping[tuple[str, str], RateT]) -> RateT | None:
     """Return the rate in ``rates`` for a row's dtype and regime, or None if there is none."""
-    return find_rate(rates, label_dtype(row.problem), row.regime)
+    return find_rate(rates, make_dtype_label(row.problem), row.regime)
 
 
 def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:

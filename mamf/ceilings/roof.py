@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
-from mamf.measurement import TERA, Measurement, label_dtype
+from mamf.measurement import TERA, Measurement, make_dtype_label
 from mamf.operations.bandwidth.operation import READ_ARRAYS_BY_PATTERN, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plans import Plan
@@ -87,7 +87,7 @@ class Roofs:
         """
         if row.work.has_matmul_flop and find_row_ceiling(row, self.matmul_ceilings) is None:
             find_command = f"mamf find --dtype {row.problem.dtype} --regime {row.regime}"
-            return f"no {label_dtype(row.problem)} {row.regime} ceiling is known: measure it with '{find_command}'"
+            return f"no {make_dtype_label(row.problem)} {row.regime} ceiling is known: measure it with '{find_command}'"
         if (MEMORY_LEVEL, row.regime) in self.bandwidth_ceilings or not reads_operands(row.problem):
             return None
         find_command = f"mamf find --operation bandwidth --regime {row.regime}"

@@ -50,7 +50,7 @@ def list_needed_ceiling_keys(plan: Plan) -> list[tuple[str, str]]:
     a pair: a dtype (or READ_BANDWIDTH_KEY) and a regime.
     """
     names = [problem.dtype for problem in plan.problems]
-    names += [READ_BANDWIDTH_KEY] if get_operation(plan.operation).has_memory_shares else []
+    names += [READ_BANDWIDTH_KEY] if get_operation(plan.operation).shows_bandwidth_shares else []
     return [(name, regime) for name in dict.fromkeys(names) for regime in plan.regimes]
 
 
@@ -136,7 +136,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
             budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],
         )
         searches.append(search)
-    if get_operation(plan.operation).has_memory_shares:
+    if get_operation(plan.operation).shows_bandwidth_shares:
         try:
             searches.append(_plan_bandwidth_search(backend, regimes))
         except UnavailableError as error:

@@ -430,11 +430,11 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
 
     def answer_waiting_children(children: ChildProcesses) -> None:
         if watch.failure_reasons:
-            run.not_together_reason = (
+            run.separate_measurement_reason = (
                 f"{', '.join(f'device {index}' for index in sorted(watch.failure_reasons))} failed"
             )
         for index in watch.running_ranks:
-            children.send_line(index, _END_ANSWER if run.not_together_reason else _MEASURE_ANSWER)
+            children.send_line(index, _END_ANSWER if run.separate_measurement_reason else _MEASURE_ANSWER)
 
     run_children(watch, commands, answer_waiting_children)
 

@@ -200,7 +200,7 @@ class CommandParser(argparse.ArgumentParser):
 
                 message = f"there is no command {invalid[1]!r}"
                 if invalid[1] in find_entry_points_by_name(OPERATION_GROUP):
-                    command = "attention" if get_operation(invalid[1]).has_shares else "sweep"
+                    command = "attention" if get_operation(invalid[1]).shows_ceiling_shares else "sweep"
                     hint = f"; measure this operation with 'mamf {command} --operation {invalid[1]}'"
                 hint = hint or "; mamf --help lists all commands"
             message += hint

@@ -186,7 +186,7 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
     order of values in an option is ignored.
     """
     if logged_plan.is_shared:
-        requested_plan = requested_plan.make_plan_of_rank(logged_plan.options.rank, logged_plan.options.ranks)
+        requested_plan = requested_plan.make_plan_for_rank(logged_plan.options.rank, logged_plan.options.ranks)
     logged_values, requested_values = map(_collect_option_values, (logged_plan, requested_plan))
     for name in sorted(logged_values, key=lambda each: not _may_have_been_typed(options, each)):
         if logged_values[name] != requested_values[name]:

@@ -158,7 +158,7 @@ class Session:
         logged_plan = self.resumed_plan
         if logged_plan is None:
             share = getattr(self.options, "share", None)
-            return self.make_new_plan().make_plan_of_rank(*share) if share else self.make_new_plan()
+            return self.make_new_plan().make_plan_for_rank(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
             require_same_plan(self.options, logged_plan, self.make_plan_to_compare(logged_plan))
         # Keep the logged budget for runs whose ceilings depend on it, and for runs that end only when it is used up.

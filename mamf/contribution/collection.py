@@ -19,8 +19,8 @@ from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling, compute_mamfu
 from mamf.contribution.rules import Finding, has_exact_kernel
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.measurement import Conditions, Measurement, Rate, group_pairs, label_dtype
-from mamf.operations.unknown import get_operation, is_compute_roof
+from mamf.measurement import Conditions, Measurement, Rate, group_pairs, make_dtype_label
+from mamf.operations.unknown import get_operation, sets_compute_ceiling
 from mamf.peaks import DatasheetRate, find_peak
 from mamf.plans import REGIME_NAMES, SWEEP
 from mamf.plugins.discovery import list_builtin_names
@@ -128,11 +128,11 @@ def collect_rates(log: RunLog, log_path: Path) -> list[ResultRate]:
             _make_rate(log, log_path, MATMUL_TABLE, *each)
             for each in _pair_ceilings_with_rows(log, log.matmul_ceilings)
         ]
-    if plan.kind == SWEEP and is_compute_roof(plan.operation):
+    if plan.kind == SWEEP and sets_compute_ceiling(plan.operation):
         return [_make_rate(log, log_path, MATMUL_TABLE, best) for best, *_ in rank_by_regime(log.measurements).values()]
     rows = [row for row in log.measurements if row.ok]
     of = get_operation(plan.operation)
-    if of.has_shares and not of.has_memory_shares:
+    if of.shows_ceiling_shares and not of.shows_bandwidth_shares:
         measured = (row for row in rows if row.operation == plan.operation and not row.is_reference)
         mamfus = ((row, compute_mamfu(row, log.matmul_ceilings)) for row in measured)
         return [_make_rate(log, log_path, SHARES_TABLE, row, None, mamfu) for row, mamfu in mamfus if mamfu is not None]
@@ -152,7 +152,7 @@ def _make_rate(
         rate=ceiling.rate if ceiling else row.best_rate,
         unit=row.work.unit,
         interval=ceiling.interval if ceiling else interval,
-        dtype=label_dtype(row.problem),
+        dtype=make_dtype_label(row.problem),
         regime=row.regime,
         device=device["name"],
         uuid_hash=device["uuid_hash"],
@@ -319,7 +319,7 @@ def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = Fa
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
         # There are two conventions for counting the FLOP of a backward pass. Keep only the rows that count the FLOP
         # that the hardware computes.
-        if not problem.has_backward or problem.backward_count == "hardware":
+        if not problem.has_backward_pass or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
             groups.setdefault(key, []).append(entry)
     best = {

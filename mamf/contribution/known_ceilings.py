@@ -36,7 +36,7 @@ from mamf.errors import (
 from mamf.files import read_packaged_csv_rows
 from mamf.measurement import DATASHEET_TIER, PUBLISHED_TIER, Rate
 from mamf.operations.matmul.operation import make_problem
-from mamf.operations.unknown import is_compute_roof
+from mamf.operations.unknown import sets_compute_ceiling
 from mamf.peaks import (
     ContributedRate,
     DatasheetRate,
@@ -338,12 +338,12 @@ def compare_with_known_ceilings(ceiling: Ceiling, device: Mapping[str, Any]) -> 
 
     Returns an empty string if no ceilings of other cards are known.
     """
-    if not is_compute_roof(ceiling.problem.operation) or ceiling.problem.data != "normal":
+    if not sets_compute_ceiling(ceiling.problem.operation) or ceiling.problem.data != "normal":
         return ""
     for known in find_contributed_rates(device["name"], device["compute_units"], ceiling.dtype):
         if known.regime == ceiling.regime and known.power_limit_watts == device["power_limit_watts"]:
             cards = (
-                f"{known.card_count} cards reach {known.lowest_rate:.4g} to"
+                f"{known.card_count} cards reach {known.min_card_rate:.4g} to"
                 if known.card_count > 1
                 else "one card reaches"
             )

@@ -39,7 +39,7 @@ from mamf.logs.run_log import (
     read_lines,
 )
 from mamf.measurement import TERA
-from mamf.operations.unknown import is_compute_roof
+from mamf.operations.unknown import sets_compute_ceiling
 from mamf.peaks import compute_max_flops
 from mamf.plans import EXPLAIN, FIND, ROOFLINE, SWEEP
 from mamf.plugins.discovery import OPERATION_GROUP, list_builtin_names
@@ -67,7 +67,7 @@ def make_file_name(header: Mapping[str, Any]) -> str:
     """
     plan = header["plan"]
     command, problems = plan["command"], plan["problems"]
-    names_command = is_compute_roof(plan["operation"]) and command in (SWEEP, FIND)
+    names_command = sets_compute_ceiling(plan["operation"]) and command in (SWEEP, FIND)
     parts = [
         *([] if names_command else [plan["operation"]]),
         *([command] if names_command or command in (FIND, ROOFLINE, EXPLAIN) else []),

@@ -28,14 +28,14 @@ from mamf.logs.run_log import CeilingsByProblemAndRegime, RunLog, keep_latest_ro
 from mamf.machine.environment import list_logged_warnings
 from mamf.machine.privacy import scrub_record
 from mamf.measurement import TERA, Measurement, find_timer_calibration, is_plausible_overhead
-from mamf.operations.unknown import get_operation, is_compute_roof
+from mamf.operations.unknown import get_operation, sets_compute_ceiling
 from mamf.peaks import (
     find_device_by_misspelled_name,
     find_device_by_name,
     read_contributed_rates,
 )
 from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
-from mamf.plausibility import compute_cycles_used, explain_implausible_row, separate_impossible_samples
+from mamf.plausibility import compute_used_cycle_share, explain_implausible_row, separate_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
 # The names of details that only rows of approximate kernels have. Such kernels skip work or multiply in another dtype.
@@ -286,7 +286,7 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
                 yield Finding("row-mismatch", message, line)
         seen, info = row.conditions, reviewed_log.log.get_device(row.device)
         if row.ok and seen.cycles_used is not None:
-            used = compute_cycles_used(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
+            used = compute_used_cycle_share(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
             if not values_agree(seen.cycles_used, used):
                 message = (
                     f"{row.shape}: cycles_used differs from the value that follows from the row's rate and true clock"
@@ -396,7 +396,7 @@ def check_verification(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Find rows whose result was not verified, or whose result has an error above the tolerance."""
     for line, row in reviewed_log.valid_rows:
         max_error = _MAX_ERROR if has_exact_kernel(row) else _MAX_APPROXIMATE_ERROR
-        bound = row.problem.tolerance if is_compute_roof(row.operation) else max_error
+        bound = row.problem.tolerance if sets_compute_ceiling(row.operation) else max_error
         if row.error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: the result was not verified", line)
         elif not 0 <= row.error <= bound:

@@ -22,7 +22,7 @@ from mamf.errors import (
     get_catchable_plugin_errors,
 )
 from mamf.kernel import Prepared
-from mamf.measurement import label_dtype
+from mamf.measurement import make_dtype_label
 from mamf.operations.matmul.operation import choose_search_kernels
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.peaks import find_contributed_rates
@@ -103,7 +103,9 @@ def choose_working_kernels(
     if is_quick:
         # If results/ says which kernels are fastest on cards of this model, keep those kernels, the default kernel and
         # every kernel that needs no compilation. Drop all others.
-        known_ceilings = find_contributed_rates(backend.info.name, backend.info.compute_units, label_dtype(problem))
+        known_ceilings = find_contributed_rates(
+            backend.info.name, backend.info.compute_units, make_dtype_label(problem)
+        )
         winners = {ceiling.kernel.partition("[")[0] for ceiling in known_ceilings if ceiling.regime == BURST}
         if any(each.name in winners for each in kernels):
             kernels = [

@@ -18,7 +18,7 @@ from mamf.kernel import AnyKernel, Verdict, explain_unsupported
 from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, find_timer_calibration
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
-from mamf.plausibility import compute_cycles_used, explain_implausible_row, separate_impossible_samples
+from mamf.plausibility import compute_used_cycle_share, explain_implausible_row, separate_impossible_samples
 from mamf.statistics import compute_mean_or_median, compute_median_ignoring_none, find_two_levels, summarize_samples
 
 #: A function that takes a row's rate in FLOP/s, and returns whether to measure the true clock for the row. The true
@@ -233,7 +233,7 @@ class _RowMeasurement:
         info = self.regime.backend.info
         if samples.mean_clock_hz is not None and row.summary is not None and work.unit == "TFLOPS":
             clock_hz = float(round(samples.mean_clock_hz))
-            used = compute_cycles_used(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
+            used = compute_used_cycle_share(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
             row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
         if reason := explain_implausible_row(row, info, self.max_possible_rate):

@@ -153,15 +153,15 @@ class SweepKind(RunKind):
         from mamf.report.charts.logs import make_model_chart, make_sweep_chart
 
         rows, header, operation = log.measurements, log.header, get_operation(log.plan.operation)
-        if operation.chart == "lengths":
+        if operation.chart_kind == "lengths":
             return make_attention_chart(rows, log.matmul_ceilings, header, regime, directions)
-        if operation.chart == "caches":
+        if operation.chart_kind == "caches":
             return make_decode_chart(
                 [row for row in rows if row.operation == operation.name], build_confirmed_roofs(log), header, regime
             )
-        if operation.chart == "phases":
+        if operation.chart_kind == "phases":
             return make_model_chart(rows, log.known_ceilings, header, regime)
-        if operation.chart == "shapes":
+        if operation.chart_kind == "shapes":
             return make_sweep_chart(rows, header, regime)
         return super().make_chart(log, regime)
 
@@ -169,7 +169,7 @@ class SweepKind(RunKind):
         self, plan: Plan, rows: Sequence[Measurement], ceilings: AnyCeilings, end: RunEnd
     ) -> dict[str, Any]:
         operation = get_operation(plan.operation)
-        if operation.has_shares and not operation.has_memory_shares:
+        if operation.shows_ceiling_shares and not operation.shows_bandwidth_shares:
             return make_shares_summary_record(
                 [row for row in rows if row.operation == operation.name], dict(ceilings), end
             )
@@ -238,7 +238,7 @@ def build_confirmed_roofs(log: RunLog) -> Roofs | None:
     log. Return None if the log has no confirmed ceilings, or only matmul ceilings. Also return None if mamf does not
     compare rows of the log's operation with memory bandwidth.
     """
-    if not get_operation(log.plan.operation).has_memory_shares or not log.other_ceilings:
+    if not get_operation(log.plan.operation).shows_bandwidth_shares or not log.other_ceilings:
         return None
     return build_roofs(
         [*log.matmul_ceilings.values(), *log.other_ceilings.values()], cache_bytes=log.header["device"]["cache_bytes"]

@@ -54,7 +54,7 @@ def make_log_chart(
     for name in directions or ():
         require_known_names(("direction", name, ATTENTION_DIRECTIONS))
     kind = get_kind(log.plan)
-    if directions and not (kind.name == SWEEP and get_operation(log.plan.operation).chart == "lengths"):
+    if directions and not (kind.name == SWEEP and get_operation(log.plan.operation).chart_kind == "lengths"):
         raise UsageError(
             f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: leave out --direction"
         )

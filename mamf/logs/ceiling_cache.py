@@ -24,7 +24,7 @@ from mamf.errors import MamfError, get_first_message_line
 from mamf.files import make_folder, write_file_atomically
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.machine.environment import get_package_version, list_logged_warnings
-from mamf.measurement import label_dtype
+from mamf.measurement import make_dtype_label
 
 CACHE_FOLDER_VARIABLE = "MAMF_CACHE"
 
@@ -136,7 +136,7 @@ def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime:
         info.power_limit_watts,
         info.driver,
         torch,
-        label_dtype(problem),
+        make_dtype_label(problem),
         problem.out_dtype,
     ]
     digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]

@@ -57,7 +57,7 @@ from mamf.logs.compared_rows import (
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import NotebookTable, group_pairs
-from mamf.operations.unknown import is_compute_roof
+from mamf.operations.unknown import sets_compute_ceiling
 from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
@@ -400,7 +400,7 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
         # Report two different cards of the same model as a difference, because their speeds can differ by several
         # percent.
         differences.append(Difference(f"card {names[0]}", *map(str, cards), is_card_difference=True))
-    if not is_compute_roof(kinds[0]):
+    if not sets_compute_ceiling(kinds[0]):
         # In the burst regime, a kernel can be several times as fast with warm caches as with flushed caches.
         differences.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
     return [each for each in differences if each.a != each.b]

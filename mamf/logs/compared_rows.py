@@ -355,7 +355,7 @@ def get_problem_fields(problem: Any) -> PairingFields:
     """Return the fields of a problem by which rows are paired: all fields except the seed of the data. For a forward
     pass of attention, ``backward_count`` has its default value, because this field concerns backward passes only.
     """
-    if isinstance(problem, AttentionProblem) and not problem.has_backward:
+    if isinstance(problem, AttentionProblem) and not problem.has_backward_pass:
         problem = replace(problem, backward_count=AttentionProblem.backward_count)
     record = get_operation(problem.operation).make_problem_record(problem)
     return {name: value for name, value in record.items() if name != "seed"}

@@ -357,7 +357,7 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
         "interval": interval,
         "unit": ceiling.unit,
     }
-    if operation.is_compute_roof:
+    if operation.sets_compute_ceiling:
         joules = ceiling.joules_per_tflop and round(ceiling.joules_per_tflop, 4)
         rate_fields = {"tflops": rate, "interval_tflops": interval, "joules_per_tflop": joules}
     return make_json_values(

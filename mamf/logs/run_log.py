@@ -33,7 +33,7 @@ from mamf.logs.records import (
     read_record,
 )
 from mamf.measurement import Measurement, NotebookTable, Rate, group_pairs
-from mamf.operations.unknown import is_compute_roof
+from mamf.operations.unknown import sets_compute_ceiling
 from mamf.plans import Plan
 
 #: A function that shows progress. Its argument is the number of bytes or characters read since its last call.
@@ -153,7 +153,7 @@ class RunLog(NotebookTable):
     - ``header``: the first record, with device, software, settings and plan.
     - ``measurements``: the last row of each step (regime, problem, shape and kernel). ``all_rows``: all rows as
       written.
-    - ``matmul_ceilings``: ceilings of matmuls, by dtype (as ``label_dtype`` names it) and regime.
+    - ``matmul_ceilings``: ceilings of matmuls, by dtype (as ``make_dtype_label`` names it) and regime.
     - ``other_ceilings``: ceilings of other operations, by problem and regime.
     - ``known_ceilings``: ceilings that the run did not measure and that reports compare rows with, by dtype and regime.
     - ``counter_records``: records of hardware counters, which mamf.profiling.counters.log reads.
@@ -205,7 +205,7 @@ class RunLog(NotebookTable):
         return "complete" if self.summary is not None and self.summary["status"] == "complete" else "interrupted"
 
     def add_ceiling(self, ceiling: Ceiling) -> None:
-        if is_compute_roof(ceiling.problem.operation):
+        if sets_compute_ceiling(ceiling.problem.operation):
             self.matmul_ceilings[ceiling.dtype, ceiling.regime] = ceiling
         else:
             self.other_ceilings[ceiling.problem, ceiling.regime] = ceiling
@@ -308,7 +308,7 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
         plan, operation = log.header["plan"], record.get("operation")
         searched = [search["operation"] for search in plan["searches"]]
         expected = (plan["operation"], *searched, *plan["options"].get("operations", ()))
-        if isinstance(operation, str) and operation not in expected and not is_compute_roof(operation):
+        if isinstance(operation, str) and operation not in expected and not sets_compute_ceiling(operation):
             raise ValueError(f"a row of {operation} does not belong in a log of {plan['operation']}")
         log.measurements.append(read_measurement_record(record))
         log.summary = None

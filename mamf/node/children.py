@@ -99,7 +99,7 @@ class ChildWatch:
                     f"its process ended early (phase: {self.phases.get(rank, 'start')}): {explanation}"
                 )
 
-    def mark_hanging_as_failed(self) -> list[int]:
+    def mark_hanging_children_as_failed(self) -> list[int]:
         """Record a failure for each child that sent no message for longer than the timeout, and return the ranks of
         these children. A child that waits for other children does not count as hanging.
         """
@@ -148,7 +148,7 @@ def watch_children_until_end(
         if (event := wait_for_event(_POLL_SECONDS)) is not None:
             watch.record_event(event)
             on_event(event)
-        for rank in watch.mark_hanging_as_failed():
+        for rank in watch.mark_hanging_children_as_failed():
             processes[rank].kill()
             # Do not wait until this process ends, because a process that is blocked in a driver survives SIGKILL.
             watch.running_ranks.discard(rank)

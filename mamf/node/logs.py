@@ -49,13 +49,13 @@ class NodeRun:
     - ``devices``: the indices of the devices on which the parent started a child process.
     - ``did_parent_see_end``: whether the parent was still watching when the last device ended. If not, the parent was
       killed or interrupted, so an incomplete log is not the fault of the device.
-    - ``not_together_reason``: the reason why the devices did not measure at the same time; empty if they did.
+    - ``separate_measurement_reason``: the reason why the devices did not measure at the same time; empty if they did.
     - ``failures``: the reasons why devices failed, by device index.
     """
 
     devices: Sequence[int] = ()
     did_parent_see_end: bool = False
-    not_together_reason: str = ""
+    separate_measurement_reason: str = ""
     failures: dict[int, str] = field(default_factory=dict)
 
     def write_run_file(self, folder: Path) -> None:
@@ -63,7 +63,7 @@ class NodeRun:
             "schema": _RUN_FILE_SCHEMA_VERSION,
             "devices": list(self.devices),
             "is_over": self.did_parent_see_end,
-            "not_together": scrub_text(self.not_together_reason),
+            "not_together": scrub_text(self.separate_measurement_reason),
             "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
         write_file_atomically(folder / RUN_FILE_NAME, json.dumps(record, indent=1) + "\n")
@@ -109,7 +109,7 @@ def read_node_folders(folders: Sequence[Path]) -> tuple[str, list[NodeDevice]]:
     reasons, devices = list[str](), list[NodeDevice]()
     for node, folder in enumerate(folders):
         run, node_devices = read_node_folder(folder, node)
-        reasons += [run.not_together_reason] if run.not_together_reason else []
+        reasons += [run.separate_measurement_reason] if run.separate_measurement_reason else []
         devices += node_devices
     return "; ".join(reasons), devices
 
@@ -177,7 +177,7 @@ def add_logs_to_device(
     for part in (
         *SINGLE_DEVICE_PARTS,
         *((VERIFY_PART,) if VERIFY_PART in logs else ()),
-        *(MULTI_DEVICE_PARTS if device_count > 1 and not run.not_together_reason else ()),
+        *(MULTI_DEVICE_PARTS if device_count > 1 and not run.separate_measurement_reason else ()),
     ):
         log = logs.get(part)
         if isinstance(log, str):

@@ -19,7 +19,7 @@ from mamf.node.verdict import (
     NodeVerdict,
     choose_speed_figure,
     compute_lost_speed_share,
-    describe_slowest,
+    describe_slowest_device,
 )
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.document import (
@@ -37,19 +37,21 @@ from mamf.report.document import (
 )
 
 
-def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_together_reason: str = "") -> Document:
+def make_node_document(
+    devices: Sequence[NodeDevice], verdict: NodeVerdict, separate_measurement_reason: str = ""
+) -> Document:
     """Return the report that ``mamf node`` prints, with the verdict and the figures of all devices.
 
     The first line is the reason for the verdict, because a pager shows the beginning of the report. The last line
-    repeats the reason with the exit code, because a terminal shows the end. ``not_together_reason``: why the devices
-    did not measure at the same time; empty if they did.
+    repeats the reason with the exit code, because a terminal shows the end. ``separate_measurement_reason``: why the
+    devices did not measure at the same time; empty if they did.
     """
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
-    if not_together_reason:
-        remarks.append(f"the devices did not measure at the same time: {not_together_reason}")
+    if separate_measurement_reason:
+        remarks.append(f"the devices did not measure at the same time: {separate_measurement_reason}")
     # If there are no findings, the line with the verdict already names the slowest device.
-    slowest = [describe_slowest(devices)] if verdict.findings else []
+    slowest = [describe_slowest_device(devices)] if verdict.findings else []
     blocks: list[Block] = [
         Lines([verdict.reason, *merge_remarks((each.text, each.level) for each in verdict.findings[1:])]),
         Table(make_device_columns(devices), devices, key="figures"),
@@ -64,8 +66,8 @@ def make_node_document(devices: Sequence[NodeDevice], verdict: NodeVerdict, not_
             "exit_code": verdict.exit_code,
             "reason": verdict.reason,
             "findings": [{"level": each.level, "device": each.label, "text": each.text} for each in verdict.findings],
-            "not_together": not_together_reason,
-            "slowest": describe_slowest(devices),
+            "not_together": separate_measurement_reason,
+            "slowest": describe_slowest_device(devices),
             "lost_share": compute_lost_speed_share(devices),
             "pace": choose_speed_figure(devices),
             "devices": [asdict(device) for device in devices],
@@ -150,7 +152,7 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
         Axis("device", ticks=tuple((float(x), str(device.index)) for x, device in enumerate(labeled))),
         tuple(tuple(padded[start : start + column_count]) for start in range(0, len(padded), column_count)),
         notes=(
-            describe_slowest(devices),
+            describe_slowest_device(devices),
             *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS]),
             "spread: highest value relative to lowest; bars: 95 % repeat intervals; each panel has its own scale",
         ),

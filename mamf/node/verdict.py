@@ -200,7 +200,7 @@ def judge_devices(
     findings = [finding for device in devices for finding in _yield_standalone_findings(device)]
     is_compared = False
     for peers in group_pairs((device.name, device) for device in devices if not device.failures).values():
-        findings += _yield_slow_findings(peers, baseline)
+        findings += _yield_slow_device_findings(peers, baseline)
         has_baseline = baseline is not None and any(baseline.select_cards(device)[0] for device in peers)
         is_compared = is_compared or len(peers) > 1 or has_baseline
         if baseline and must_match_baseline and not has_baseline:
@@ -216,7 +216,7 @@ def judge_devices(
 
 def _summarize_reason(devices: Sequence[NodeDevice], findings: Sequence[NodeFinding]) -> str:
     if not findings:
-        return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {describe_slowest(devices)}"
+        return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {describe_slowest_device(devices)}"
     others = len({finding.label for finding in findings} - {findings[0].label, None})
     more = f"; and {others} more device{'s' if others > 1 else ''}" if others else ""
     return f"{findings[0].text}{more}"
@@ -296,7 +296,7 @@ def find_worst_shortfall(
     return worst if worst is not None and worst.share > worst.limit else None
 
 
-def _yield_slow_findings(peers: Sequence[NodeDevice], baseline: Baseline | None) -> Iterator[NodeFinding]:
+def _yield_slow_device_findings(peers: Sequence[NodeDevice], baseline: Baseline | None) -> Iterator[NodeFinding]:
     """Yield a finding for each device that is slower than the limits allow, compared with the other devices of its
     model or with the baseline.
 
@@ -362,7 +362,7 @@ def _make_shortfall_finding(
 # -- the pace of a synchronous job -------------------------------------------------------------------------------------
 
 
-def describe_slowest(devices: Sequence[NodeDevice]) -> str:
+def describe_slowest_device(devices: Sequence[NodeDevice]) -> str:
     """Return a line that names the slowest device and its rate. The line also says how much of the mean speed a
     synchronous job on all devices loses by waiting for this device.
     """

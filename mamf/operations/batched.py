@@ -62,7 +62,7 @@ class BatchedOperation(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     problem_type = BatchedProblem
     shape_example = "64x1024x1024x128"
     axis_label = "FLOP"
-    random_matmul_counts = (1, 2, 3, 8, 32)
+    matmul_counts_for_random_problems = (1, 2, 3, 8, 32)
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:
         """Return batches like those of attention scores (short and long sequences), and a batch of square matmuls."""

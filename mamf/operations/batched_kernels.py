@@ -25,7 +25,7 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
     name = "torch.bmm"
     function = "bmm"
     is_default = True
-    has_padding = True
+    supports_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     def bind_operands(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
@@ -35,10 +35,10 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
         a = view_in_layout(
-            buffers["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding_elements
+            buffers["a"], shape.m, shape.k, problem.layout[0], shape.batch, padding=problem.padding_element_count
         )
         b = view_in_layout(
-            buffers["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding_elements
+            buffers["b"], shape.k, shape.n, problem.layout[1], shape.batch, padding=problem.padding_element_count
         )
         c = view_as(buffers["c"], shape.batch, shape.m, shape.n)
         return make_matmul_operand_set(

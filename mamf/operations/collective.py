@@ -12,7 +12,7 @@ from mamf.dtypes import DTYPES
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.measurement import TERA, Measurement
 from mamf.operation import CheckedProblem, describe
-from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, make_byte_size_metadata
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteSizedOperation, make_byte_size_metadata
 
 COLLECTIVE_NAMES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
 
@@ -128,7 +128,7 @@ _DEFAULT_SHAPES = tuple(CollectiveShape(size * MIB) for size in (1, 16, 128, 102
 _MAX_BUFFER_MEMORY_SHARE = 0.25
 
 
-class CollectiveOperation(ByteOperation[CollectiveProblem, CollectiveShape]):
+class CollectiveOperation(ByteSizedOperation[CollectiveProblem, CollectiveShape]):
     name = "collective"
     kernel_group = "mamf.collective_kernels"
     kernel_type = CollectiveKernel

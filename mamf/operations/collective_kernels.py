@@ -149,7 +149,7 @@ class CheckedCollective:
         self._expected_sums = (
             None
             if self._tolerance
-            else self._compute_expected_data(torch.stack(gather_objects(self._sum_bits_of_parts(send_buffer))))
+            else self._compute_expected_data(torch.stack(gather_objects(self._compute_part_checksums(send_buffer))))
         )
         self._find_changed_operands = ChangeDetector({"sent": send_buffer})
 
@@ -193,7 +193,7 @@ class CheckedCollective:
         """Return the sampled elements of each part of a buffer, as a float64 tensor (parts, samples) on the host."""
         return tensor.view(-1, self._part_elements).index_select(1, self._sampled_indices).cpu().double()
 
-    def _sum_bits_of_parts(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _compute_part_checksums(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a checksum of each part of a buffer: the sum of its bits, interpreted as integers.
 
         If a collective only moves data, equal checksums show that the elements outside of the sample are right too.
@@ -204,7 +204,7 @@ class CheckedCollective:
 
     def _measure_error(self) -> float:
         if self._expected_sums is not None and not torch.equal(
-            self._sum_bits_of_parts(self._receive_buffer), self._expected_sums
+            self._compute_part_checksums(self._receive_buffer), self._expected_sums
         ):
             return math.inf
         samples, expected = self._copy_samples_to_host(self._receive_buffer), self._expected_samples

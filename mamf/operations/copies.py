@@ -12,7 +12,7 @@ from typing import ClassVar
 from mamf.backend import MIB, Backend
 from mamf.kernel import Buffer, Kernel, Work
 from mamf.operation import CheckedProblem, describe
-from mamf.operations.bandwidth.operation import BandwidthShape, ByteOperation, make_byte_size_metadata
+from mamf.operations.bandwidth.operation import BandwidthShape, ByteSizedOperation, make_byte_size_metadata
 
 _DESCRIPTION_BY_DIRECTION = {
     "to_device": "pinned host to device",
@@ -74,7 +74,7 @@ class CopyKernel(Kernel[CopyProblem, CopyShape]):
         return None if is_possible else "direction to_peer needs a second device, and this process sees only one"
 
 
-class CopyOperation(ByteOperation[CopyProblem, CopyShape]):
+class CopyOperation(ByteSizedOperation[CopyProblem, CopyShape]):
     name = "copies"
     kernel_group = "mamf.copy_kernels"
     kernel_type = CopyKernel

@@ -140,7 +140,7 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
     problem_type = GroupedProblem
     shape_example = "e8t16384n14336k4096"
     axis_label = "FLOP"
-    random_matmul_counts = (1, 2, 4, 8, 32)
+    matmul_counts_for_random_problems = (1, 2, 4, 8, 32)
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         return {**super().draw_random_case(chooser, terms), "routing": chooser.choice(ROUTING_NAMES)}

@@ -28,7 +28,7 @@ from mamf.operations.quantization import QuantizedOperand
 _UNSUPPORTED_ERROR_TEXTS = ("Expected mat_", "expected mat", "strides should be multiple of", "is only supported on")
 
 
-class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel):
+class TorchGroupedMatmul(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel):
     """The base class of torch kernels for grouped matmul. Derived classes define ``dtypes`` and ``bind_operands``."""
 
     @abstractmethod
@@ -61,7 +61,7 @@ class TorchGrouped(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedKernel)
         )
 
 
-class GroupedMm(TorchGrouped):
+class GroupedMm(TorchGroupedMatmul):
     """The kernel torch.nn.functional.grouped_mm, or torch._grouped_mm before torch 2.10: one launch for all experts."""
 
     name = "F.grouped_mm"
@@ -99,7 +99,7 @@ def get_grouped_mm_function() -> Any:
     return getattr(torch.nn.functional, "grouped_mm", None) or getattr(torch, "_grouped_mm", None)
 
 
-class MatmulLoop(TorchGrouped):
+class MatmulLoop(TorchGroupedMatmul):
     """Call torch.mm for each expert that has tokens.
 
     This is the baseline: a grouped kernel is useful only if it is faster than this loop.

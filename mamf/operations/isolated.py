@@ -145,7 +145,7 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     written_count = len(fields["written"])
     _fill_buffers_from_bytes(tensors, fields["written"], parts[:written_count])
     result = _rebuild_result(fields, parts[written_count:])
-    for verify in (prepared.verify, prepared.verify_whole):
+    for verify in (prepared.verify, prepared.verify_whole_output):
         verdict = verify and verify(0, result)
         if verdict and not verdict.ok:
             error_description = f"relative error {verdict.error:.2g}; the limit is {verdict.tolerance:.2g}"

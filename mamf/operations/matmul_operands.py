@@ -112,7 +112,7 @@ def make_matmul_operand_set(
         expected = round_exact_values_to_int8(actual, expected) if problem.has_int8_output else expected
         return Verdict(compute_relative_error(actual, expected), problem.tolerance, verdict_details)
 
-    def verify_whole(result: object) -> Verdict:
+    def verify_whole_output(result: object) -> Verdict:
         """Verify all entries of C, whose dtype and shape ``verify`` has already checked."""
         return verify_all_entries(problem, split_into_parts(get_output(result)), scale)
 
@@ -120,7 +120,7 @@ def make_matmul_operand_set(
         launch,
         verify,
         outputs=[c],
-        verify_whole=verify_whole,
+        verify_whole_output=verify_whole_output,
         queue_checksum=lambda result: queue_checksum(get_output(result)),
         change_operands=sign_flipper.flip_random_signs,
         restore_operands=sign_flipper.restore_signs,
@@ -137,14 +137,14 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     """The base class of kernels that compute one or several matmuls of torch tensors without scales."""
 
     #: Whether the kernel supports operands with padding: unused elements after each stored row.
-    has_padding: ClassVar[bool] = False
+    supports_padding: ClassVar[bool] = False
     #: The supported output dtypes, by operand dtype. Other operand dtypes have only their default output dtype.
     outputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: The operand dtypes for which the kernel has fast accumulation (partial sums with fewer bits).
-    fast_dtypes: ClassVar[tuple[str, ...]] = ()
+    fast_accumulation_dtypes: ClassVar[tuple[str, ...]] = ()
 
     def explain_unsupported_problem(self, backend: Backend, problem: MatmulProblemT) -> str | None:
-        if problem.padding_elements and not self.has_padding:
+        if problem.padding_element_count and not self.supports_padding:
             return f"kernel {self.name} does not support padded rows: use --layout {problem.layout[:2]}"
         return (
             self._explain_unsupported_dtype(problem)
@@ -160,7 +160,7 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
                 f"kernel {self.name} writes C in {' or '.join(outputs)} for {problem.dtype} operands, not in "
                 f"{problem.out_dtype}: use --out-dtype {outputs[0]}"
             )
-        if problem.fast_accumulation and problem.dtype not in self.fast_dtypes:
+        if problem.fast_accumulation and problem.dtype not in self.fast_accumulation_dtypes:
             return (
                 f"kernel {self.name} does not support fast accumulation for {problem.dtype}: use --no-fast-accumulation"
             )

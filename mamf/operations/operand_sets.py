@@ -36,8 +36,8 @@ class OperandSet:
     """The operands of one launch, and the functions that run and check it.
 
     - ``launch``: runs the kernel once. It returns its output, or None if it writes to ``outputs``.
-    - ``verify``, ``verify_whole``, ``queue_checksum``, ``locate_wrong_cells``: as in ``Prepared``, but without the
-      index of the operand set. ``is_deterministic`` and ``verify_special_values`` are as in ``Prepared``.
+    - ``verify``, ``verify_whole_output``, ``queue_checksum``, ``locate_wrong_cells``: as in ``Prepared``, but without
+      the index of the operand set. ``is_deterministic`` and ``verify_special_values`` are as in ``Prepared``.
     - ``outputs``: the tensors that the launch writes.
     - ``change_operands``: queues a random change of the operands. Then ``verify`` expects the result for the changed
       operands. None: the operands never change. ``restore_operands``: undoes all changes.
@@ -48,7 +48,7 @@ class OperandSet:
     launch: Callable[[], object]
     verify: Callable[[object], Verdict]
     outputs: Sequence[torch.Tensor] = ()
-    verify_whole: Callable[[object], Verdict] | None = None
+    verify_whole_output: Callable[[object], Verdict] | None = None
     queue_checksum: Callable[[object], Callable[[], int]] | None = None
     change_operands: Callable[[], object] | None = None
     restore_operands: Callable[[], object] = lambda: None
@@ -159,7 +159,7 @@ def combine_operand_sets(
     return Prepared(
         launches=[each.launch for each in sets],
         verify=lambda index, result: sets[index].verify(result),
-        verify_whole=_combine_checks([each.verify_whole for each in sets]),
+        verify_whole_output=_combine_checks([each.verify_whole_output for each in sets]),
         change_operands=(lambda: [change() for change in changing_functions]) if changing_functions else None,
         poison_outputs=poison_outputs,
         list_changed_operands=list_changed_operands,

@@ -16,7 +16,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import BaseShape, UnsupportedError, UsageError
 from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
 from mamf.operation import CheckedProblem, describe
-from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape, ByteOperation
+from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape, ByteSizedOperation
 from mamf.operations.collective import COLLECTIVE_NAMES, CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.copies import COPY_DIRECTIONS, CopyProblem, CopyShape
 from mamf.operations.matmul.operation import choose_matmul_kernel
@@ -114,7 +114,7 @@ class OverlapProblem(CheckedProblem):
     def is_collective(self) -> bool:
         return self.other in COLLECTIVE_NAMES
 
-    def get_counted_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
+    def get_timed_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work whose rate a measurement reports.
 
         The problem and the shape belong to the operation of this work, such as MatmulProblem and MatmulShape.
@@ -133,9 +133,9 @@ class OverlapProblem(CheckedProblem):
         return BandwidthProblem(self.other, **shared_fields), BandwidthShape(shape.nbytes)
 
     def compute_work(self, shape: OverlapShape) -> Work:
-        problem, counted_shape = self.get_counted_problem_and_shape(shape)
-        counted_work: Work = problem.compute_work(counted_shape)
-        return replace(counted_work, convention=f"{self.work_names[0]}: {counted_work.convention}")
+        problem, timed_shape = self.get_timed_problem_and_shape(shape)
+        timed_work: Work = problem.compute_work(timed_shape)
+        return replace(timed_work, convention=f"{self.work_names[0]}: {timed_work.convention}")
 
     @property
     def work_names(self) -> tuple[str, str]:
@@ -143,12 +143,12 @@ class OverlapProblem(CheckedProblem):
         return (self.other, "matmul") if self.timed == OTHER_WORK else ("matmul", self.other)
 
     def list_buffers(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> dict[str, Buffer]:
-        problem, counted_shape = self.get_counted_problem_and_shape(shape)
-        return dict(problem.list_buffers(counted_shape, sets, rewrite))
+        problem, timed_shape = self.get_timed_problem_and_shape(shape)
+        return dict(problem.list_buffers(timed_shape, sets, rewrite))
 
     def count_bytes(self, shape: OverlapShape, sets: int = 1, rewrite: bool = False) -> int:
-        problem, counted_shape = self.get_counted_problem_and_shape(shape)
-        return int(problem.count_bytes(counted_shape, sets, rewrite))
+        problem, timed_shape = self.get_timed_problem_and_shape(shape)
+        return int(problem.count_bytes(timed_shape, sets, rewrite))
 
 
 class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
@@ -168,15 +168,15 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
             "measure the matmul and the other work separately",
         )
 
-    def get_counted_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
+    def get_timed_kernel(self, backend: Backend, problem: OverlapProblem) -> AnyKernel:
         """Return the kernel of the work that the measurement times: the matmul or the other work.
 
         Raises UnavailableError if no kernel can run on this backend.
         """
-        counted_problem, _ = problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)
+        timed_problem, _ = problem.get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)
         if problem.timed != OTHER_WORK:
-            return choose_matmul_kernel(backend, counted_problem)
-        available = choose_kernels(make_operation(counted_problem.operation), backend)
+            return choose_matmul_kernel(backend, timed_problem)
+        available = choose_kernels(make_operation(timed_problem.operation), backend)
         return next((each for _, each in available if each.is_default), available[0][1])
 
     def explain_unsupported_problem(self, backend: Backend, problem: OverlapProblem) -> str | None:
@@ -185,13 +185,13 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
                 "only 'mamf overlap' can run the matmul and the other work at the same time: use 'mamf overlap', or "
                 "add --alone yes"
             )
-        return self.get_counted_kernel(backend, problem).explain_unsupported_problem(
-            backend, problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
+        return self.get_timed_kernel(backend, problem).explain_unsupported_problem(
+            backend, problem.get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
         )
 
     def apply_settings(self, backend: Backend, problem: OverlapProblem) -> AbstractContextManager[object]:
-        return self.get_counted_kernel(backend, problem).apply_settings(
-            backend, problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
+        return self.get_timed_kernel(backend, problem).apply_settings(
+            backend, problem.get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)[0]
         )
 
     def prepare(
@@ -204,15 +204,15 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
         rewrite: bool = False,
     ) -> Prepared:
         kernel, counted_problem_and_shape = (
-            self.get_counted_kernel(backend, problem),
-            problem.get_counted_problem_and_shape(shape),
+            self.get_timed_kernel(backend, problem),
+            problem.get_timed_problem_and_shape(shape),
         )
         if reason := kernel.explain_unsupported_shape(*counted_problem_and_shape):
             raise UnsupportedError(reason)
         return kernel.prepare(backend, *counted_problem_and_shape, pool, sets, rewrite)
 
 
-class OverlapOperation(ByteOperation[OverlapProblem, OverlapShape]):
+class OverlapOperation(ByteSizedOperation[OverlapProblem, OverlapShape]):
     name = "overlap"
     kernel_group = "mamf.overlap_kernels"
     kernel_type = WorkPairKernel
@@ -235,13 +235,13 @@ class OverlapOperation(ByteOperation[OverlapProblem, OverlapShape]):
     def find_max_possible_rate(
         self, info: DeviceInfo, problem: OverlapProblem, shape: OverlapShape | None = None
     ) -> float | None:
-        counted_problem, counted_shape = problem.get_counted_problem_and_shape(shape or MIN_OVERLAP_SHAPE)
-        return make_operation(counted_problem.operation).find_max_possible_rate(
-            info, counted_problem, counted_shape if shape else None
+        timed_problem, timed_shape = problem.get_timed_problem_and_shape(shape or MIN_OVERLAP_SHAPE)
+        return make_operation(timed_problem.operation).find_max_possible_rate(
+            info, timed_problem, timed_shape if shape else None
         )
 
     def describe_problem(self, problem: OverlapProblem) -> Sequence[str]:
-        counted_work, other_work = problem.work_names
+        timed_work, other_work = problem.work_names
         condition = (
             f"while {other_work} runs"
             if not problem.alone
@@ -250,4 +250,4 @@ class OverlapOperation(ByteOperation[OverlapProblem, OverlapShape]):
             else "alone"
         )
         ranks = [f"{problem.ranks} ranks"] if problem.is_collective else []
-        return [f"{counted_work} {condition}", *ranks, *([f"{problem.blocks} blocks"] if problem.blocks else [])]
+        return [f"{timed_work} {condition}", *ranks, *([f"{problem.blocks} blocks"] if problem.blocks else [])]

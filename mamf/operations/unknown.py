@@ -108,12 +108,12 @@ def restore_record(fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
 AnyOperation = Operation[Any, Any]
 
 
-def is_compute_roof(name: str) -> bool:
+def sets_compute_ceiling(name: str) -> bool:
     """Return whether the highest rate of the operation ``name`` is the device's compute limit, as it is for matmul.
 
     Reports show the rates of other operations as shares of this limit, the "roof" of a roofline chart.
     """
-    return get_operation(name).is_compute_roof
+    return get_operation(name).sets_compute_ceiling
 
 
 _get_installed_operation = functools.cache(make_operation)

@@ -18,7 +18,7 @@ from mamf.logs.recording import PYTHON_COMMAND
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import read_log_or_shared_run
 from mamf.measurement import IDLE_LABEL, Measurement
-from mamf.operations.unknown import get_operation, is_compute_roof
+from mamf.operations.unknown import get_operation, sets_compute_ceiling
 from mamf.pages.conditions import format_start_time, make_conditions_blocks, make_name_value_table
 from mamf.plans import OVERLAP, VERIFY
 from mamf.profiling.classes import COMMUNICATION
@@ -243,7 +243,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
 def _make_pictures(log: RunLog) -> Iterator[Picture]:
     """Yield a picture of all regimes of a log, or one for each regime if the horizontal axis is the sequence length."""
     regimes = list(dict.fromkeys(row.regime for row in log.measurements if row.ok and not row.is_reference))
-    for regime in regimes if get_operation(log.plan.operation).chart == "lengths" else [None]:
+    for regime in regimes if get_operation(log.plan.operation).chart_kind == "lengths" else [None]:
         with suppress(UsageError):  # raised if the log has no figures to draw
             yield make_log_chart(log, regime)
 
@@ -278,7 +278,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
     point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
     # Leave the seed out of the title, so that ceilings of searches with different seeds share a row of the chart.
-    is_plain = is_compute_roof(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
+    is_plain = sets_compute_ceiling(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"95 % repeat interval: {format_interval(ceiling.interval, factor)}",
         f"{format_percent(share)} % of the datasheet" if share else "",
@@ -306,7 +306,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
 
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
     """Return the share of its ceiling that a row reaches, or None if it has no share or an impossibly high one."""
-    name, share = shares.find_limiting_share(row) if get_operation(row.operation).has_shares else ("", 0.0)
+    name, share = shares.find_limiting_share(row) if get_operation(row.operation).shows_ceiling_shares else ("", 0.0)
     if not 0 < share <= MAX_SHARE_OF_CEILING:
         return None
     rest = [note for note in notes if note and note != shares.describe_share(row)]

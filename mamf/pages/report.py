@@ -45,10 +45,10 @@ def make_report_page(paths: Sequence[Path], track_logs: Callable[[Sequence[Path]
     if len(paths) == len(folders) == 1:
         return _make_folder_page(paths[0], track_logs)
     sources = [read_log_content(path) for path in track_logs([path for path in paths if path not in folders])]
-    return _make_page_of_contents(sources, [_make_folder_page(path, track_logs) for path in folders])
+    return _combine_into_page(sources, [_make_folder_page(path, track_logs) for path in folders])
 
 
-def _make_page_of_contents(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
+def _combine_into_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
     """Combine the contents of single logs and the pages of folders into one page."""
     if pages or len(sources) > 1:
         return _make_comparison_page(sources, pages)
@@ -68,7 +68,7 @@ def _make_folder_page(path: Path, track_logs: Callable[[Sequence[Path]], Iterabl
     logs = sorted(path.rglob("*.jsonl"))
     if not logs:
         raise UsageError(f"{path} has no logs: give a folder that has run logs, such as that of 'mamf node'")
-    return _make_page_of_contents(_read_readable_logs(track_logs(logs)), [])
+    return _combine_into_page(_read_readable_logs(track_logs(logs)), [])
 
 
 def _read_readable_logs(paths: Iterable[Path]) -> list[LogContent]:
@@ -87,7 +87,7 @@ def _read_readable_logs(paths: Iterable[Path]) -> list[LogContent]:
 
 
 def _make_node_page(path: Path) -> Page:
-    not_together_reason, devices = read_node_folders([path])
+    separate_measurement_reason, devices = read_node_folders([path])
     verdict = judge_devices(devices, make_contributed_baseline(devices))
     parts: list[PagePart] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
     names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
@@ -96,7 +96,9 @@ def _make_node_page(path: Path) -> Page:
         verdict=verdict.reason,
         verdict_color="good" if verdict.level == OK else "bad",
         sections=[
-            Section("Devices", [*parts, *make_node_document(devices, verdict, not_together_reason).visible_blocks])
+            Section(
+                "Devices", [*parts, *make_node_document(devices, verdict, separate_measurement_reason).visible_blocks]
+            )
         ],
     )
 

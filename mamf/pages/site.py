@@ -275,7 +275,7 @@ def make_device_page(name: str, data: SiteData, logs_address: str) -> Page:
     ceiling_columns: list[Column[SiteCeiling]] = [
         *_make_figure_columns(),
         Column("", "W", lambda ceiling: ceiling.best_rate and ceiling.best_rate.conditions.watts, format_whole_number),
-        Column("", "J/TFLOP", _format_joules),
+        Column("", "J/TFLOP", _format_joules_per_tflop),
         Column(
             "", "datasheet", lambda ceiling: ceiling.datasheet_rate and ceiling.datasheet_rate.rate, "{:.4g}".format
         ),
@@ -359,20 +359,20 @@ def _make_ceiling_fact(ceiling: SiteCeiling, label: str, *notes: str) -> Fact:
         f"{format_percent(ceiling.peak_share)} % of the datasheet's {ceiling.datasheet_rate.rate:.4g}"
         if ceiling.datasheet_rate and ceiling.peak_share
         else "",
-        f"{len(ceiling.card_rates)} cards: {_format_range_of_cards(ceiling)}" if len(ceiling.card_rates) > 1 else "",
-        f"{_format_joules(ceiling)} J/TFLOP" if _format_joules(ceiling) else "",
+        f"{len(ceiling.card_rates)} cards: {_format_rate_range(ceiling)}" if len(ceiling.card_rates) > 1 else "",
+        f"{_format_joules_per_tflop(ceiling)} J/TFLOP" if _format_joules_per_tflop(ceiling) else "",
     ]
     return Fact(label, format_four_digits(ceiling.tflops), "TFLOPS", [note for note in all_notes if note])
 
 
-def _format_joules(ceiling: SiteCeiling) -> str | None:
+def _format_joules_per_tflop(ceiling: SiteCeiling) -> str | None:
     """Format the joules per 1e12 FLOP of a ceiling. Return None for a rate that is not sustained, or if the power is
     unknown.
     """
     return f"{joules:#.3g}" if ceiling.best_rate and (joules := ceiling.best_rate.joules_per_tflop) else None
 
 
-def _format_range_of_cards(ceiling: SiteCeiling) -> str | None:
+def _format_rate_range(ceiling: SiteCeiling) -> str | None:
     rates = [format_four_digits(rate.tflops) for rate in ceiling.card_rates]
     return f"{rates[-1]} to {rates[0]}" if len(rates) > 1 else None
 
@@ -405,7 +405,7 @@ def _make_figure_columns() -> list[Column[SiteCeiling]]:
         Column("", "% of peak", lambda ceiling: ceiling.peak_share, format_percent),
         Column("", "interval", lambda ceiling: ceiling.interval, format_interval),
         Column("", "cards", lambda ceiling: len(ceiling.card_rates) or None),
-        Column("", "over cards", _format_range_of_cards),
+        Column("", "over cards", _format_rate_range),
         make_text_column("tier", lambda ceiling: ceiling.tier),
     ]
 

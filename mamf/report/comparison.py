@@ -154,6 +154,8 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.decide_verdict(tolerance) == "UNDECIDED":
         if pair.interval.coverage < MIN_INTERVAL_COVERAGE:
             yield "the row has too few samples to decide"
+        elif not all(side.interval and side.interval.is_known for side in (pair.a, pair.b)):
+            yield "the interval of A or of B is unknown: 'mamf show' of both logs says why"
         elif pair.is_too_short(tolerance):
             yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
         else:
@@ -172,7 +174,7 @@ def describe_compared_figures(comparison: Comparison) -> str:
     figures = (
         "shares of the compute units' cycles in percent instead of rates, because the cards differ"
         if comparison.pairs[0].a.unit == CYCLES_UNIT
-        else f"medians in {choose_rate_unit(comparison.pairs)[0]}"
+        else f"rates in {choose_rate_unit(comparison.pairs)[0]}"
     )
     return f"{figures}; B/A above 1: B is faster"
 

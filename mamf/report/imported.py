@@ -17,7 +17,7 @@ from mamf.logs.legacy import FINDER_STATISTICS, LEGACY_TIER, FinderRun, Reported
 from mamf.logs.run_log import RunLog
 from mamf.measurement import group_pairs
 from mamf.operations.matmul.shapes import MatmulShape
-from mamf.operations.unknown import is_compute_roof
+from mamf.operations.unknown import sets_compute_ceiling
 from mamf.plans import BURST, CLASSIC, SUSTAINED
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point, format_with_decimal_prefix, make_even_ticks
 from mamf.report.document import (
@@ -117,7 +117,7 @@ def _convert_run_log(log: RunLog) -> ComparedRun:
     ``classic``, because it measures in the same way as mamf-finder. If the log does not have this regime, use its first
     regime.
     """
-    rows = [row for row in log.measurements if row.ok and not row.is_reference and is_compute_roof(row.operation)]
+    rows = [row for row in log.measurements if row.ok and not row.is_reference and sets_compute_ceiling(row.operation)]
     regimes = list(dict.fromkeys(row.regime for row in rows))
     if not regimes:
         raise UsageError(f"{log.path} has no matmuls: give a log of 'mamf sweep' or 'mamf find'")

@@ -27,7 +27,7 @@ from mamf.ceilings.ceiling import (
 from mamf.ceilings.roof import MEMORY_LEVEL, Roofs, make_roofline_point
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, RatesByDtypeAndRegime, find_rate
-from mamf.operations.unknown import get_operation, is_compute_roof
+from mamf.operations.unknown import get_operation, sets_compute_ceiling
 from mamf.peaks import find_peak
 from mamf.plans import BURST, SUSTAINED
 from mamf.report.document import (
@@ -65,7 +65,7 @@ def make_problem_title_in_words(regime: str, problem: Any) -> str:
 
 def make_ceiling_title(ceiling: Ceiling) -> str:
     """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
-    name = CEILING_TITLE_SUFFIXES[ceiling.regime] if is_compute_roof(ceiling.problem.operation) else ""
+    name = CEILING_TITLE_SUFFIXES[ceiling.regime] if sets_compute_ceiling(ceiling.problem.operation) else ""
     return make_problem_title_in_words(f"{ceiling.regime}{name}", ceiling.problem)
 
 
@@ -187,7 +187,7 @@ class ShareCalculator:
         """Return the memory traffic of a row as a share of the read bandwidth in the row's regime, or None if the
         bandwidth is unknown.
         """
-        if self.roofs is None or not row.ok or not get_operation(row.operation).has_memory_shares:
+        if self.roofs is None or not row.ok or not get_operation(row.operation).shows_bandwidth_shares:
             return None
         memory = self.roofs.bandwidth_ceilings.get((MEMORY_LEVEL, row.regime))
         return None if memory is None else row.work.nbytes / row.comparable_seconds / TERA / memory.rate

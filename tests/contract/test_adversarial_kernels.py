@@ -328,7 +328,7 @@ def test_the_smallest_products_give_no_false_alarms(cpu):
     for seed in range(200):
         prepared = TorchMm().prepare(cpu, problem, shape, cpu.make_operand_pool("normal", seed))
         prepared.launches[0]()
-        assert all(prepared.verify_whole(0, None).ok for _ in range(10))
+        assert all(prepared.verify_whole_output(0, None).ok for _ in range(10))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "uint8"])
@@ -491,4 +491,4 @@ def test_an_honest_gradient_passes_whichever_rows_are_compared(cpu):
     shape, problem = AttentionShape.parse("b1h2q64k64d32c"), AttentionProblem("float32", "bwd")
     ready = SdpaMath().prepare(cpu, problem, shape, cpu.make_operand_pool("normal", 0))
     for _ in range(200):
-        assert ready.verify_whole(0, ready.launches[0]()).ok
+        assert ready.verify_whole_output(0, ready.launches[0]()).ok

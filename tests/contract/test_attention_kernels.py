@@ -69,7 +69,7 @@ def verdict_on_call(kernel, backend, problem, shape, call, covers_all_heads=True
         problem, shape, take_pool_buffers(backend.make_operand_pool(problem.data, 0), problem.list_buffers(shape))
     )
     attention = PreparedAttention(kernel, problem, shape, operands)
-    return (attention.verify_whole if covers_all_heads else attention.verify)(attention.make_launch(call)())
+    return (attention.verify_whole_output if covers_all_heads else attention.verify)(attention.make_launch(call)())
 
 
 def verdict_of(kernel, backend, shape, problem=None):

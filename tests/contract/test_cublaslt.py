@@ -148,7 +148,7 @@ def test_wrong_int8_outputs_are_found(h100, library, data, spoil):
     ready = prepared(h100, problem=MatmulProblem("int8", "int8", data=data), shape=MatmulShape(256, 512, 2048))
     library.spoil = spoil
     result = ready.launches[0]()
-    verdict = ready.verify_whole(0, result)
+    verdict = ready.verify_whole_output(0, result)
     assert not verdict.ok
     assert verdict.error > 0
     assert ready.locate_wrong_cells(0, result).cells
@@ -166,11 +166,11 @@ def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
     halves = (a @ b.t()) / 2
     library.spoil = lambda output: output.copy_(torch.floor(halves + 0.5).t().to(torch.int8))  # halves up, not to even
     result = ready.launches[0]()
-    assert ready.verify_whole(0, result).ok
+    assert ready.verify_whole_output(0, result).ok
     assert ready.verify(0, result).ok
     library.spoil = lambda output: output.copy_(torch.floor(halves).t().sub(1).to(torch.int8))
     result = ready.launches[0]()
-    assert not ready.verify_whole(0, result).ok
+    assert not ready.verify_whole_output(0, result).ok
     assert not ready.verify(0, result).ok
 
 

@@ -69,7 +69,9 @@ class Judging(Own):
     def prepare(self, *arguments):
         ready = super().prepare(*arguments)
         launches = [lambda: time.sleep(1e-5) for _ in ready.launches]  # an empty launch is implausibly fast
-        return replace(ready, launches=launches, verify=lambda index, result: Verdict(0.0, 1.0), verify_whole=None)
+        return replace(
+            ready, launches=launches, verify=lambda index, result: Verdict(0.0, 1.0), verify_whole_output=None
+        )
 
 
 class Ending(Own):

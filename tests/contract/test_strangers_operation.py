@@ -106,7 +106,7 @@ def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeyp
 def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
     code, out, _ = run("compare", "run.jsonl", "run.jsonl")
     assert code == 0
-    assert re.search("medians in [TGMk]B/s;", out)
+    assert re.search("rates in [TGMk]B/s;", out)
     assert "4 rows: " in out
     pytest.importorskip("matplotlib")
     code, out, err = run("plot", "run.jsonl")

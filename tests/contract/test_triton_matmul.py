@@ -172,7 +172,7 @@ class Recorded:
 ])  # fmt: skip
 def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
     recorded = Recorded()
-    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_by_pointers", recorded)
+    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_with_pointers", recorded)
     a = torch.zeros(64, 64)
     TritonMatmul("128x128x128/4w3s").bind_operands(problem, a, a, a)[0]()
     options = recorded.launches[0][2]

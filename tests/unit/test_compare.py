@@ -95,6 +95,8 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
     assert by_shape.pop(str(SHAPES[0])) == "UNDECIDED"
     assert set(by_shape.values()) == {"SAME"}
     assert [abs(pooled.ratio - 1) < 0.001 for pooled in comparison.pooled_rows] == [True]
+    text = FORMATTERS["table"](make_comparison_document(comparison, 0.03))
+    assert "the interval of A or of B is unknown" in text and "too short" not in text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from mamf.backend import DeviceInfo, ElapsedTime, Unavailability
 from mamf.files import read_packaged_csv_rows
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.peaks import compute_flop_per_cycle, find_peak
-from mamf.plausibility import compute_cycles_used, explain_implausible_row, find_flop_per_cycle
+from mamf.plausibility import compute_used_cycle_share, explain_implausible_row, find_flop_per_cycle
 from mamf.testing import Physics, SimulatedBackend
 
 SHAPES = [MatmulShape(4096, 4096, 4096), MatmulShape(8192, 8192, 8192), MatmulShape(2048, 2048, 2048)]
@@ -78,8 +78,8 @@ def test_an_architecture_that_is_not_listed_takes_its_datasheets_clock():
     card = replace(H100, architecture="sm_99")
     assert find_flop_per_cycle(card, "bfloat16") == 4096
     assert find_flop_per_cycle(replace(card, name="Nobody's"), "bfloat16") is None
-    assert compute_cycles_used(800e12, replace(card, name="Nobody's"), "bfloat16", 1.6e9) is None
-    assert compute_cycles_used(800e12, H100, "bfloat16", None) is None
+    assert compute_used_cycle_share(800e12, replace(card, name="Nobody's"), "bfloat16", 1.6e9) is None
+    assert compute_used_cycle_share(800e12, H100, "bfloat16", None) is None
 
 
 def test_a_rate_that_the_true_clock_excludes_is_implausible():

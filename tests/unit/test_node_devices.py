@@ -146,7 +146,7 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
 
 def test_what_stands_beside_the_logs_names_no_machine(tmp_path):
     told = "connection to 10.0.0.7:29500 lost, /home/alice/run, card 0000:3b:00.0"
-    NodeRun([0, 1], not_together_reason=told, failures={0: told}).write_run_file(tmp_path)
+    NodeRun([0, 1], separate_measurement_reason=told, failures={0: told}).write_run_file(tmp_path)
     text = (tmp_path / "run.json").read_text()
     assert not [name for name in ("10.0.0.7", "alice", "3b:00") if name in text]
 
@@ -192,7 +192,9 @@ def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, caps
     for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS):
         make_log_path(slow, 1, part).unlink()
     measured(slow, 1, FAULTY["a third of the speed"][0], together=False)
-    NodeRun(range(3), did_parent_see_end=True, not_together_reason="device 9 failed before").write_run_file(slow)
+    NodeRun(range(3), did_parent_see_end=True, separate_measurement_reason="device 9 failed before").write_run_file(
+        slow
+    )
     reason, devices = read_node_folders([healthy, slow])
     assert (reason, len(devices)) == ("device 9 failed before", 6)
     assert main(["node", "--from", str(healthy), str(slow)]) == 2

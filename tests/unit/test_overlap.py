@@ -210,7 +210,7 @@ def test_a_narrow_terminal_shows_how_well_the_kept_shares_are_known():
 def test_ranks_and_blocks_are_of_collectives():
     assert OverlapProblem("to_host", ranks=4, blocks=8) == OverlapProblem("to_host")
     assert (
-        OverlapProblem("all_gather", ranks=4, blocks=8).get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0].dtype
+        OverlapProblem("all_gather", ranks=4, blocks=8).get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)[0].dtype
         == "bfloat16"
     )
     for wrong in ({"other": "all_reduce", "ranks": 1}, {"other": "all_reduce", "ranks": 2, "blocks": -1}):

@@ -11,7 +11,7 @@ from mamf.ceilings.ceiling import compute_mamfu, compute_share_of_known_ceiling,
 from mamf.errors import UsageError
 from mamf.integrations.meter import convert_ceiling_to_flops
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Rate, find_rate, label_dtype
+from mamf.measurement import Rate, find_rate, make_dtype_label
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
@@ -36,7 +36,7 @@ FAST = ceiling(1400.0, problem=MatmulProblem("float8_e4m3fn", fast_accumulation=
     ],
 )
 def test_an_unusual_output_has_a_ceiling_of_its_own(problem, label):
-    assert label_dtype(problem) == label
+    assert make_dtype_label(problem) == label
 
 
 def log_of(*ceilings):

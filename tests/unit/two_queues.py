@@ -113,5 +113,5 @@ class SimulatedPair(WorkPairKernel):
     def __init__(self, **kernels):
         self.chosen = {**SIMULATED, **kernels}
 
-    def get_counted_kernel(self, backend, problem):
-        return self.chosen[problem.get_counted_problem_and_shape(MIN_OVERLAP_SHAPE)[0].operation]()
+    def get_timed_kernel(self, backend, problem):
+        return self.chosen[problem.get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)[0].operation]()

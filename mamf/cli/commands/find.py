@@ -56,12 +56,12 @@ def add_options(parser: CommandParser) -> None:
     add_operation_options(
         parser,
         operation,
-        has_shape_options=not operation.is_compute_roof,
-        takes_several_values=not operation.is_compute_roof,
+        has_shape_options=not operation.sets_compute_ceiling,
+        takes_several_values=not operation.sets_compute_ceiling,
     )
     group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
-    if not operation.is_compute_roof:
+    if not operation.sets_compute_ceiling:
         add_shared_options(group, "--kernel")
         add_session_options(parser, budget_default=_DEFAULT_BUDGET_TEXT, regimes_default="both")
         return
@@ -84,7 +84,7 @@ def add_options(parser: CommandParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    if options.requested_operation.is_compute_roof:
+    if options.requested_operation.sets_compute_ceiling:
         return _run_search_per_dtype(options)
     return run_kernel_session(options, _OperationFindSession, options.requested_operation)
 

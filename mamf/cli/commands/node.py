@@ -106,7 +106,7 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
     folder, run, devices = device_processes.measure_node_devices(options, indices)
-    exit_code = _print_verdict(options, run.not_together_reason, devices, baseline)
+    exit_code = _print_verdict(options, run.separate_measurement_reason, devices, baseline)
     print_line(f"logs: {folder}", sys.stderr)
     if not run.did_parent_see_end:
         return INTERRUPTED_EXIT_CODE
@@ -136,7 +136,10 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
 
 
 def _print_verdict(
-    options: argparse.Namespace, not_together_reason: str, devices: Sequence[NodeDevice], baseline: Baseline | None
+    options: argparse.Namespace,
+    separate_measurement_reason: str,
+    devices: Sequence[NodeDevice],
+    baseline: Baseline | None,
 ) -> int:
     from mamf.node.logs import make_contributed_baseline
     from mamf.node.report import make_node_document
@@ -146,7 +149,7 @@ def _print_verdict(
     verdict = judge_devices(
         devices, baseline or make_contributed_baseline(devices), must_match_baseline=baseline is not None
     )
-    print_document(options, make_node_document(devices, verdict, not_together_reason))
+    print_document(options, make_node_document(devices, verdict, separate_measurement_reason))
     if options.format in SINGLE_TABLE_FORMATS:
         print_line(verdict.reason, sys.stderr)
     return verdict.exit_code

@@ -65,8 +65,10 @@ def _make_folder_document(folder: Path) -> Document:
                 f"a folder or a log, or run 'mamf report {folder}', which makes a page of all its logs"
             )
         return make_ranks_document(read_rank_logs(folder), len(find_rank_logs(folder)))
-    not_together_reason, devices = read_node_folders([folder])
-    return make_node_document(devices, judge_devices(devices, make_contributed_baseline(devices)), not_together_reason)
+    separate_measurement_reason, devices = read_node_folders([folder])
+    return make_node_document(
+        devices, judge_devices(devices, make_contributed_baseline(devices)), separate_measurement_reason
+    )
 
 
 def make_log_document(path: Path, options: argparse.Namespace) -> Document:
@@ -97,7 +99,7 @@ def _make_run_log_document(log: RunLog, options: argparse.Namespace) -> Document
 
     roofs = read_roofs(options)
     if roofs is not None:
-        if log.plan.kind != SWEEP or get_operation(log.plan.operation).has_shares:
+        if log.plan.kind != SWEEP or get_operation(log.plan.operation).shows_ceiling_shares:
             raise UsageError(
                 f"--ceiling works only for logs of 'mamf sweep', and {log.path} is not a log of this command: use "
                 "'mamf roofline LOG --ceiling LOG'"

@@ -438,7 +438,7 @@ class CheckedKernel:
         then all elements if ``checks_all_elements`` is True. Raise WrongResultError if an output is wrong.
         """
         for index in sorted(self._launched):
-            for check in (self.prepared.verify, self.prepared.verify_whole if checks_all_elements else None):
+            for check in (self.prepared.verify, self.prepared.verify_whole_output if checks_all_elements else None):
                 if check is not None:
                     self._record_verdict(check(index, self._returned[index]), index)
 

@@ -16,7 +16,7 @@ from mamf.engine.estimate import MIN_PROBE_SIZE, choose_working_kernels, measure
 from mamf.engine.search.rounds import RoundCounts
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.ceiling_cache import find_cached_ceiling
-from mamf.measurement import label_dtype
+from mamf.measurement import make_dtype_label
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import find_contributed_rates
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
@@ -31,7 +31,7 @@ def find_earlier_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> lis
         with suppress(MamfError, OSError):  # The log of the earlier search may be unreadable.
             if cached_ceiling := find_cached_ceiling(info, problem, regime):
                 shapes.append(cached_ceiling.shape)
-    for ceiling in find_contributed_rates(info.name, info.compute_units, label_dtype(problem)):
+    for ceiling in find_contributed_rates(info.name, info.compute_units, make_dtype_label(problem)):
         shapes += map(MatmulShape.parse, ceiling.shapes)
     return list(dict.fromkeys(shapes))
 

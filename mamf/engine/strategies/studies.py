@@ -370,7 +370,7 @@ class _PairMeasurement:
             self._call_on_all_ranks(partial(kernel.prepare, backend, problem, self.shape, pool, sets))
         )
         seconds = self._call_on_all_ranks(partial(checked.warm_up_and_verify, backend))
-        name, rotation = kernel.get_counted_kernel(backend, problem).name, itertools.cycle(checked.launches)
+        name, rotation = kernel.get_timed_kernel(backend, problem).name, itertools.cycle(checked.launches)
         return _TimedWork(name, checked, mark, queue_launch, rotation, seconds)
 
     def measure_rows(self) -> list[Measurement]:

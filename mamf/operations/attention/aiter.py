@@ -56,5 +56,5 @@ class AiterAttention(AiterLibrary, LibraryAttention):
             # AITER's default is True, but with True AITER cannot use its fast backward kernel on gfx950.
             deterministic=False,
             # AITER requires return_lse=True if gradients will be computed.
-            return_lse=problem.has_backward,
+            return_lse=problem.has_backward_pass,
         )

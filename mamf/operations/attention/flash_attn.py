@@ -70,7 +70,7 @@ class FlashAttention3Library(KernelLibrary):
         " 'flash-attn-3 @ git+https://github.com/Dao-AILab/flash-attention#subdirectory=hopper'"
     )
     capability_range = (9, 0), (9, 9)
-    alternative_nvidia_command = "mamf attention --kernel flash-attn-4"
+    alternative_nvidia_install_command = "mamf attention --kernel flash-attn-4"
 
     def import_library(self) -> Any:
         try:

@@ -271,7 +271,7 @@ class AttentionProblem(CheckedProblem):
             require_share("sparsity", self.sparsity)
 
     @property
-    def has_backward(self) -> bool:
+    def has_backward_pass(self) -> bool:
         return self.direction != "fwd"
 
     def compute_work(self, shape: AttentionShape) -> Work:
@@ -297,7 +297,7 @@ class AttentionProblem(CheckedProblem):
         """Return the device buffers of a launch, by name: ``q``, ``k``, ``v`` and, for a backward pass, ``do``, the
         gradient of the output. ``sets``: the number of operand sets for which each buffer has space.
         """
-        names = ("q", "k", "v", "do") if self.has_backward else ("q", "k", "v")
+        names = ("q", "k", "v", "do") if self.has_backward_pass else ("q", "k", "v")
         return {name: Buffer(round_up_to_alignment(shape.element_counts[name]) * sets, self.dtype) for name in names}
 
     def count_bytes(self, shape: AttentionShape, sets: int = 1, rewrite: bool = False) -> int:
@@ -394,8 +394,8 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
     shape_example = "b1h16q4096k4096d128c"
     ranks_by_shape = True
     command_name = "attention"
-    chart = "lengths"
-    has_shares = True
+    chart_kind = "lengths"
+    shows_ceiling_shares = True
     returns_tensors = True
     approximate_kernels = frozenset(
         {"sage-1", "sage-2", *(f"sparge-{dtype}-{by}" for dtype in ("fp16", "fp8") for by in ("threshold", "topk"))}

@@ -102,7 +102,7 @@ class SageAttention2(_SageAttention):
     required_major_version = 2
     library_name = "SageAttention 2"
     install_command = "pip install --no-build-isolation git+https://github.com/thu-ml/SageAttention"
-    alternative_nvidia_command = "mamf attention --kernel sage-1"
+    alternative_nvidia_install_command = "mamf attention --kernel sage-1"
     head_dims = range(8, 129, 8)
     #: For normally distributed data, the relative error is 4e-2 with Q and K in int8, and P and V in fp8 (3 bits of
     #: mantissa). The limit is twice as large.

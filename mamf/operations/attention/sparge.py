@@ -107,10 +107,10 @@ class SpargeFp16TopK(_SpargeFp16):
 class SpargeFp8Threshold(_SpargeFp8):
     name = "sparge-fp8-threshold"
     function_name = "spas_sage2_attn_meansim_cuda"
-    alternative_nvidia_command = "mamf attention --kernel sparge-fp16-threshold"
+    alternative_nvidia_install_command = "mamf attention --kernel sparge-fp16-threshold"
 
 
 class SpargeFp8TopK(_SpargeFp8):
     name = "sparge-fp8-topk"
     function_name = "spas_sage2_attn_meansim_topk_cuda"
-    alternative_nvidia_command = "mamf attention --kernel sparge-fp16-topk"
+    alternative_nvidia_install_command = "mamf attention --kernel sparge-fp16-topk"

@@ -227,7 +227,7 @@ class PreparedAttention:
         return OperandSet(
             launch,
             self.verify,
-            verify_whole=self.verify_whole,
+            verify_whole_output=self.verify_whole_output,
             change_operands=lambda: list(map(SignFlipper.flip_random_signs, self._sign_flippers)),
             restore_operands=lambda: list(map(SignFlipper.restore_signs, self._sign_flippers)),
             list_changed_operands=self._find_changed_operands,
@@ -267,7 +267,7 @@ class PreparedAttention:
     def _kernel_details(self) -> dict[str, Any]:
         return self._kernel.make_details(self._problem, self._shape, [self._operands[name] for name in "qkv"])
 
-    def verify_whole(self, result: object) -> Verdict:
+    def verify_whole_output(self, result: object) -> Verdict:
         """Verify the whole output and all gradients of the first and the last head, and samples of all other heads.
 
         The samples are random rows of the output and of dQ, and the sums of dK and dV along the keys. The host also
@@ -280,7 +280,7 @@ class PreparedAttention:
         ]
         worst_verdict = max(whole_verdict, *row_verdicts, key=lambda verdict: (not verdict.ok, verdict.error))
         reason = worst_verdict.reason
-        if self._problem.has_backward and worst_verdict.ok:
+        if self._problem.has_backward_pass and worst_verdict.ok:
             sum_error = compute_key_sum_error(*inputs)
             max_sum_error = MAX_ROUNDING_DEVIATIONS * self._kernel.get_error_bound(self._problem)
             reason = (
@@ -300,7 +300,7 @@ class PreparedAttention:
         kernel, problem = self._kernel, self._problem
         bound, mean_keys = kernel.get_error_bound(problem), self._shape.unmasked_pairs_per_head / self._shape.seqlen_q
         factor = _GRADIENT_TOLERANCE_FACTOR + mean_keys * _MIN_SUBNORMAL_BY_DTYPE.get(problem.dtype, 0.0) / bound
-        details = {"gradient_error": distance.max_gradient_error} if problem.has_backward else {}
+        details = {"gradient_error": distance.max_gradient_error} if problem.has_backward_pass else {}
         if not kernel.is_exact:
             details |= {"cosine_similarity": distance.cosine_similarity, "relative_l1": distance.relative_l1_error}
         return replace(judge_distance(distance, bound, factor, kernel.is_exact), details=details)
@@ -323,7 +323,7 @@ class PreparedAttention:
         outputs = list_result_tensors(result)
         if self.saved_output is not None:
             outputs = [self.saved_output, *outputs]
-        names = ("o", "dq", "dk", "dv") if self._problem.has_backward else ("o",)
+        names = ("o", "dq", "dk", "dv") if self._problem.has_backward_pass else ("o",)
         return dict(zip(names, outputs, strict=True))
 
 
@@ -352,9 +352,9 @@ class KernelLibrary:
       if the kernel calls several.
     - ``runtimes``: the runtimes of the backends on which it runs, such as ``cuda``.
     - ``capability_range``: the lowest and the highest compute capability of the NVIDIA cards on which it runs.
-    - ``portable_command``: the command that mamf suggests on devices with other runtimes.
-    - ``alternative_nvidia_command``: the command that mamf suggests on NVIDIA cards that the library does not support;
-      if empty, mamf suggests ``portable_command``.
+    - ``portable_install_command``: the command that mamf suggests on devices with other runtimes.
+    - ``alternative_nvidia_install_command``: the command that mamf suggests on NVIDIA cards that the library does not
+      support; if empty, mamf suggests ``portable_install_command``.
     """
 
     library_name: ClassVar[str]
@@ -364,8 +364,8 @@ class KernelLibrary:
     install_command: ClassVar[str]
     runtimes: ClassVar[tuple[str, ...]] = ("cuda",)
     capability_range: ClassVar[tuple[ComputeCapability, ComputeCapability]] = (0, 0), NO_MAX_CAPABILITY
-    portable_command: ClassVar[str] = PORTABLE_COMMAND
-    alternative_nvidia_command: ClassVar[str] = ""
+    portable_install_command: ClassVar[str] = PORTABLE_COMMAND
+    alternative_nvidia_install_command: ClassVar[str] = ""
 
     def import_library(self) -> Any:
         """Import the library, and return the function that the kernel calls, or the module if it calls several.
@@ -394,13 +394,13 @@ class KernelLibrary:
     def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         if backend.runtime not in self.runtimes:
             return Unavailability(
-                f"{self.library_name} does not support the backend {backend.name}", self.portable_command
+                f"{self.library_name} does not support the backend {backend.name}", self.portable_install_command
             )
         if backend.runtime == "cuda":
             major, minor = torch.cuda.get_device_capability(backend.index)
             if not self.supports_capability((major, minor)):
                 reason = f"{self.library_name} does not support cards with compute capability {major}.{minor}"
-                return Unavailability(reason, self.alternative_nvidia_command or self.portable_command)
+                return Unavailability(reason, self.alternative_nvidia_install_command or self.portable_install_command)
         try:
             self.import_library_quietly()
         except Exception as error:  # The import of a broken library may raise any exception.

@@ -41,8 +41,8 @@ class Sdpa(TorchAttention):
     def make_details(
         self, problem: AttentionProblem, shape: AttentionShape, operands: Sequence[torch.Tensor]
     ) -> dict[str, Any]:
-        q, k, v = (tensor.detach().requires_grad_(problem.has_backward) for tensor in operands)
-        with torch.set_grad_enabled(problem.has_backward):
+        q, k, v = (tensor.detach().requires_grad_(problem.has_backward_pass) for tensor in operands)
+        with torch.set_grad_enabled(problem.has_backward_pass):
             choice = torch._fused_sdp_choice(q, k, v, is_causal=shape.causal, enable_gqa=shape.heads != shape.kv_heads)
         return {"ran": SDPBackend(choice).name.lower()}
 
@@ -134,7 +134,7 @@ class EagerAttention(TorchAttention):
     head_dims = range(1, 1025)
     supports_window = True
     #: The number of float32 copies of the scores that exist at the same time: the operand and the result of softmax.
-    float32_score_copies: ClassVar[int] = 2
+    float32_score_copy_count: ClassVar[int] = 2
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
         # Allow larger errors than for other kernels, because this kernel also rounds the scores to 16 bits. The largest
@@ -150,7 +150,7 @@ class EagerAttention(TorchAttention):
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
     ) -> Callable[..., torch.Tensor]:
         assert isinstance(backend, TorchBackend)
-        _require_memory_for_scores(backend, problem, shape, self.float32_score_copies)
+        _require_memory_for_scores(backend, problem, shape, self.float32_score_copy_count)
         heads_per_kv_head, masked = shape.heads // shape.kv_heads, make_dense_mask(shape, backend.device)
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -206,7 +206,7 @@ class CompiledEagerAttention(EagerAttention):
 
     name = "compiled-eager"
     is_tried_by_default = False
-    float32_score_copies = 0
+    float32_score_copy_count = 0
 
     def explain_unavailability(self, backend: Backend) -> Unavailability | None:
         return backend.explain_missing_compiler() or super().explain_unavailability(backend)
@@ -260,7 +260,7 @@ class FlexAttention(TorchAttention):
         return explain_flex_attention_unavailability(backend) or super().explain_unavailability(backend)
 
     def explain_unsupported_problem(self, backend: Backend, problem: AttentionProblem) -> str | None:
-        if backend.runtime == "host" and problem.has_backward:
+        if backend.runtime == "host" and problem.has_backward_pass:
             return f"{self.name} has no backward pass on a CPU: use --direction fwd"
         return super().explain_unsupported_problem(backend, problem)
 
@@ -300,5 +300,5 @@ def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:
     is_small = shape.seqlen_q * shape.seqlen_k <= _MAX_DENSE_MASK_PAIRS
     # If there are many pairs, compile create_block_mask. The compiled function does not allocate a dense mask, which
     # would take 17 GB for 131072 tokens.
-    create_mask_function: Any = create_block_mask if is_small else torch.compile(create_block_mask)
-    return create_mask_function(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))
+    create_mask: Any = create_block_mask if is_small else torch.compile(create_block_mask)
+    return create_mask(is_visible, None, None, shape.seqlen_q, shape.seqlen_k, device=str(device))

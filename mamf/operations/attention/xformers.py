@@ -29,7 +29,7 @@ class XFormersAttention(LibraryAttention):
     supports_unequal_lengths = False
 
     def explain_unsupported_shape(self, problem: AttentionProblem, shape: AttentionShape) -> str | None:
-        if problem.has_backward and shape.heads != shape.kv_heads:
+        if problem.has_backward_pass and shape.heads != shape.kv_heads:
             return f"{self.name} has no backward pass with fewer kv heads than query heads: use --direction fwd"
         return super().explain_unsupported_shape(problem, shape)
 

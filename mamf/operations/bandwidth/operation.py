@@ -198,14 +198,14 @@ _MIN_TRAFFIC_TO_CACHE_RATIO = 2
 _DEFAULT_MEMORY_BYTES = 8 * 1024 * MIB
 
 
-class ByteOperation(Operation[ProblemT, ShapeT]):
+class ByteSizedOperation(Operation[ProblemT, ShapeT]):
     """An operation whose shapes have a size in bytes, ``nbytes``, which charts show on their horizontal axis."""
 
     def find_axis_position(self, shape: ShapeT) -> float:
         return float(shape.nbytes)  # type: ignore[attr-defined]
 
 
-class BandwidthOperation(ByteOperation[BandwidthProblem, BandwidthShape]):
+class BandwidthOperation(ByteSizedOperation[BandwidthProblem, BandwidthShape]):
     name = "bandwidth"
     kernel_group = "mamf.bandwidth_kernels"
     kernel_type = BandwidthKernel

@@ -80,7 +80,7 @@ class FlashAttention2Kvcache(FlashAttention2Library, _FlashKvcacheKernel):
 class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     name = "flash-attn-3-kvcache"
     page_table_keyword = "page_table"
-    alternative_nvidia_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
+    alternative_nvidia_install_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
     supports_ragged_kvcache_queries = True
     supports_latent = True
 

@@ -38,7 +38,7 @@ class _FlashInferKernel(LibraryDecode):
     head_dims: ClassVar[Sequence[int]] = (64, 128, 256)
 
     @abstractmethod
-    def make_wrapper_and_plan(
+    def make_wrapper_and_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         """Return FlashInfer's wrapper, an object that launches the attention, and a function that plans the attention.
@@ -57,7 +57,7 @@ class _FlashInferKernel(LibraryDecode):
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
     ) -> ReadyKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
-        wrapper, plan = self.make_wrapper_and_plan(self.import_library_quietly(), problem, shape, tables, workspace)
+        wrapper, plan = self.make_wrapper_and_planner(self.import_library_quietly(), problem, shape, tables, workspace)
         plan()  # Plan once before timing, because the first call also compiles the kernel.
         backend.synchronize()
         start_seconds = backend.now()
@@ -80,7 +80,7 @@ class FlashInferDecode(_FlashInferKernel):
     max_queries = 1
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_AS_QUERIES, "float8_e4m3fn")
 
-    def make_wrapper_and_plan(
+    def make_wrapper_and_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchDecodeWithPagedKVCacheWrapper(
@@ -111,7 +111,7 @@ class FlashInferPrefill(_FlashInferKernel):
     name = "flashinfer-prefill"
     cache_dtypes: ClassVar[tuple[str, ...]] = (SAME_AS_QUERIES, "float8_e4m3fn")
 
-    def make_wrapper_and_plan(
+    def make_wrapper_and_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         wrapper = module.BatchPrefillWithPagedKVCacheWrapper(
@@ -155,7 +155,7 @@ class FlashInferMla(_FlashInferKernel):
             )
         return super().explain_unsupported_shape(problem, shape)
 
-    def make_wrapper_and_plan(
+    def make_wrapper_and_planner(
         self, module: Any, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables, workspace: torch.Tensor
     ) -> tuple[Any, Callable[[], object]]:
         value_dim, position_dim = shape.head_dim_v, shape.head_dim - shape.head_dim_v

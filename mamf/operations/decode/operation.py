@@ -412,9 +412,9 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
     axis_label = "cache length"
     ranks_by_shape = True
     command_name = "attention --operation decode"
-    chart = "caches"
-    has_shares = True
-    has_memory_shares = True
+    chart_kind = "caches"
+    shows_ceiling_shares = True
+    shows_bandwidth_shares = True
     reference = "float64 softmax over gathered pages on the device; one head of one sequence in float64 on the host"
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[DecodeShape]:

@@ -175,7 +175,7 @@ def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
 class LibraryDecode(KernelLibrary, TorchDecode):
     """A decode kernel from a library of a vendor or a third party."""
 
-    portable_command = "mamf attention --operation decode --kernel sdpa-kvcache"
+    portable_install_command = "mamf attention --operation decode --kernel sdpa-kvcache"
 
 
 class PreparedDecode:
@@ -208,7 +208,7 @@ class PreparedDecode:
         return OperandSet(
             launch,
             self.verify,
-            verify_whole=self.verify_whole,
+            verify_whole_output=self.verify_whole_output,
             change_operands=signs.flip_random_signs,
             restore_operands=signs.restore_signs,
         )
@@ -225,7 +225,7 @@ class PreparedDecode:
         sequence = secrets.choice(list(self._tables.yield_query_slices()))
         return replace(self._judge_sequences(output.reshape(expected.shape), [sequence]), details=self._details)
 
-    def verify_whole(self, result: object) -> Verdict:
+    def verify_whole_output(self, result: object) -> Verdict:
         """Verify the whole output on the device, and the output of one kv head of a random sequence on the host."""
         output = list_result_tensors(result)[0].reshape(*self._operands["q"].shape[:-1], self._shape.head_dim_v)
         on_device = self._judge_sequences(output, self._tables.yield_query_slices())
@@ -288,7 +288,9 @@ def capture_graph(backend: Backend, operand_sets: Sequence[OperandSet]) -> Opera
         replay,
         lambda _: verify_all_results([each.verify for each in operand_sets]),
         outputs=[tensor for result in results for tensor in list_result_tensors(result)],
-        verify_whole=lambda _: verify_all_results([each.verify_whole or each.verify for each in operand_sets]),
+        verify_whole_output=lambda _: verify_all_results(
+            [each.verify_whole_output or each.verify for each in operand_sets]
+        ),
         change_operands=lambda: [each.change_operands() for each in operand_sets if each.change_operands],
         restore_operands=lambda: [each.restore_operands() for each in operand_sets],
     )

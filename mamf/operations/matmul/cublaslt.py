@@ -137,10 +137,10 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
     """The cuBLASLt kernel for operands without scales."""
 
     base_name = "cublaslt"
-    has_padding = True
+    supports_padding = True
     dtypes = tuple(_OUTPUT_DTYPES_BY_DTYPE)
     outputs = _OUTPUT_DTYPES_BY_DTYPE
-    fast_dtypes = _FLOAT8_DTYPES
+    fast_accumulation_dtypes = _FLOAT8_DTYPES
 
     def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if DTYPES[problem.dtype].itemsize == 1 and problem.layout[:2] != "nt":

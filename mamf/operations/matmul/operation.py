@@ -86,14 +86,16 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
 
     #: The batch sizes or numbers of experts from which random shapes draw their first size. Empty if shapes have only
     #: M, N and K.
-    random_matmul_counts: ClassVar[tuple[int, ...]] = ()
+    matmul_counts_for_random_problems: ClassVar[tuple[int, ...]] = ()
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:
         layout, data = (
             chooser.choice(MATMUL_LAYOUTS) + chooser.choice(PADDING_SUFFIXES),
             chooser.choice(("normal", "uniform", "integers", "wide")),
         )
-        counts = [chooser.choice(self.random_matmul_counts)] if self.random_matmul_counts else []
+        counts = (
+            [chooser.choice(self.matmul_counts_for_random_problems)] if self.matmul_counts_for_random_problems else []
+        )
         sizes = [
             *chooser.choices(_LONG_K_M_AND_N_SIZES, k=2),
             chooser.choice(chooser.choice((_KNOWN_FAULTY_K_SIZES, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES))),
@@ -114,9 +116,9 @@ class MatmulOperation(BaseMatmulOperation[MatmulProblem, MatmulShape]):
     problem_type = MatmulProblem
     shape_example = "4096x4096x4096"
     command_name = "sweep"
-    chart = "shapes"
+    chart_kind = "shapes"
     compares_kernels = False
-    is_compute_roof = True
+    sets_compute_ceiling = True
     regimes = (*COMMON_REGIMES, CLASSIC)
     preset_parameter = Parameter(
         "preset",

@@ -134,7 +134,7 @@ class ScaledMm(TorchMatmul):
     function = "_scaled_mm"
     dtypes = tuple(_OUTPUT_DTYPES_BY_DTYPE)
     outputs = _OUTPUT_DTYPES_BY_DTYPE
-    fast_dtypes = dtypes
+    fast_accumulation_dtypes = dtypes
 
     def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:
         if problem.layout != "nt":

@@ -301,7 +301,7 @@ class BaseMatmulProblem(CheckedProblem):
         return 2.0 ** -max(0, math.ceil(math.log2(max(1.0, _MIN_DEVIATIONS_IN_INT8_RANGE * deviation / _INT8_MAX))))
 
     @property
-    def padding_elements(self) -> int:
+    def padding_element_count(self) -> int:
         """The number of unused elements after each stored row of A and B."""
         return int(self.layout[2:] or 0)
 
@@ -328,7 +328,9 @@ class BaseMatmulProblem(CheckedProblem):
             # Depending on the layout, an operand is stored as rows of K elements or transposed, as K rows per matmul.
             # Unused elements (the padding) follow each row.
             stored_rows = shape.row_counts[name] if is_by_k else element_counts["b"] // shape.n
-            stored_elements = round_up_to_alignment(element_counts[name] + stored_rows * self.padding_elements) * sets
+            stored_elements = (
+                round_up_to_alignment(element_counts[name] + stored_rows * self.padding_element_count) * sets
+            )
             buffers_by_name[name] = Buffer(stored_elements, UNQUANTIZED_DTYPE if scaled_format else dtype)
             if scaled_format:
                 quantized_bytes = round_up_to_alignment(element_counts[name] // scaled_format.values_per_byte) * sets

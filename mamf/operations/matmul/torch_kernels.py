@@ -45,8 +45,8 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     def make_operand_set(
         self, backend: Backend, problem: MatmulProblem, shape: MatmulShape, buffers: Mapping[str, torch.Tensor]
     ) -> OperandSet:
-        a = view_in_layout(buffers["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding_elements)
-        b = view_in_layout(buffers["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding_elements)
+        a = view_in_layout(buffers["a"], shape.m, shape.k, problem.layout[0], padding=problem.padding_element_count)
+        b = view_in_layout(buffers["b"], shape.k, shape.n, problem.layout[1], padding=problem.padding_element_count)
         c = view_as(buffers["c"], shape.m, shape.n)
         launch, scale = self.bind_operands(problem, a, b, c)
         return make_matmul_operand_set(
@@ -74,7 +74,7 @@ def describe_busy_units(program_count: int, unit_count: int | None) -> dict[str,
 class TorchMm(TorchMatmul):
     name = "torch.mm"
     is_default = True
-    has_padding = True
+    supports_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     def bind_operands(

@@ -24,7 +24,7 @@ def locate_tile(tile_index, tiles_m, tiles_n, GROUP_M: tl.constexpr):  # type: i
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def make_readable_indices(block_index, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def make_in_bounds_indices(block_index, size, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """Return the indices of the BLOCK rows or columns in the block with number ``block_index``.
 
     Replace indices that are out of range (``size`` and above) by 0, because row or column 0 can always be read. The
@@ -35,7 +35,7 @@ def make_readable_indices(block_index, size, BLOCK: tl.constexpr):  # type: igno
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def multiply_by_pointers(  # type: ignore[no-untyped-def]
+def multiply_with_pointers(  # type: ignore[no-untyped-def]
     a,
     b,
     c,
@@ -67,10 +67,12 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
     for tile in range(tl.program_id(0), tiles_m * tiles_n, tl.num_programs(0)):
         row, column = locate_tile(tile, tiles_m, tiles_n, GROUP_M)
         a_pointers = (
-            a + make_readable_indices(row, m, BLOCK_M)[:, None] * a_row_stride + k_offsets[None, :] * a_column_stride
+            a + make_in_bounds_indices(row, m, BLOCK_M)[:, None] * a_row_stride + k_offsets[None, :] * a_column_stride
         )
         b_pointers = (
-            b + make_readable_indices(column, n, BLOCK_N)[None, :] * b_column_stride + k_offsets[:, None] * b_row_stride
+            b
+            + make_in_bounds_indices(column, n, BLOCK_N)[None, :] * b_column_stride
+            + k_offsets[:, None] * b_row_stride
         )
         sums = tl.zeros((BLOCK_M, BLOCK_N), dtype=SUM_DTYPE)
         for step in range(tl.cdiv(k, BLOCK_K)):
@@ -97,7 +99,7 @@ def multiply_by_pointers(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def multiply_by_descriptors(  # type: ignore[no-untyped-def]
+def multiply_with_descriptors(  # type: ignore[no-untyped-def]
     a,
     b,
     c,

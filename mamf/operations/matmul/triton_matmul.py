@@ -152,7 +152,7 @@ class TritonMatmul(TorchMatmul):
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8_DTYPES, "int8")
     outputs = dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32"))
-    fast_dtypes = _FLOAT8_DTYPES
+    fast_accumulation_dtypes = _FLOAT8_DTYPES
     argument_description = "a configuration"
 
     def __init__(self, configuration_text: str | None = None, compute_unit_count: int | None = None) -> None:
@@ -260,11 +260,11 @@ class TritonMatmul(TorchMatmul):
             "num_stages": configuration.stages,
         }
         if configuration.schedule == "tma":
-            kernel = kernels.multiply_by_descriptors[(program_count,)]
+            kernel = kernels.multiply_with_descriptors[(program_count,)]
             arguments: tuple[Any, ...] = (*_make_tensor_descriptors(a, b, c, problem.layout, configuration), m, n, k)
             options |= {"IS_A_BY_COLUMNS": problem.layout[0] == "t", "IS_B_BY_COLUMNS": problem.layout[1] == "t"}
         else:
-            kernel = kernels.multiply_by_pointers[(program_count,)]
+            kernel = kernels.multiply_with_pointers[(program_count,)]
             arguments = (a, b, c, m, n, k, *a.stride(), *b.stride())
             options["IS_K_WHOLE_BLOCKS"] = k % configuration.block_k == 0
 

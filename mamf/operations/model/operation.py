@@ -172,7 +172,7 @@ class ModelProblem(CheckedProblem):
         return self.d_model // self.heads
 
     @property
-    def has_backward(self) -> bool:
+    def has_backward_pass(self) -> bool:
         return self.phase != "forward"
 
     def make_attention_shape(self, shape: ModelShape) -> AttentionShape:
@@ -295,7 +295,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
     problem_type = ModelProblem
     shape_example = "b8s1024"
     command_name = "model"
-    chart = "phases"
+    chart_kind = "phases"
     axis_label = "context length"
     default_regime = SUSTAINED
     counts_model_flop = True

@@ -144,7 +144,7 @@ class CompiledModel(TorchModel):
 
 def make_attention_problem(problem: ModelProblem) -> AttentionProblem:
     """Return the attention problem of a layer, for the operation ``attention``."""
-    return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward else "fwd")
+    return AttentionProblem(problem.dtype, "fwd+bwd" if problem.has_backward_pass else "fwd")
 
 
 def make_network(
@@ -243,7 +243,7 @@ class PreparedModel:
         self._device = next(network.parameters()).device
         self._batches = [draw_batch(problem, shape, index, self._device) for index in range(batch_count)]
         self._sampled_parameters = [*network.typed_blocks[0].attention.parameters(), *network.head.norm.parameters()]
-        reference_phase: TrainingPhase = "forward-backward" if problem.has_backward else "forward"
+        reference_phase: TrainingPhase = "forward-backward" if problem.has_backward_pass else "forward"
         self._shared_references = get_reference_cache(
             replace(problem, phase=reference_phase, checkpointing=False, optimizer="adamw"), shape, self._device
         )
@@ -269,7 +269,7 @@ class PreparedModel:
         )
 
     def _launch(self, tokens: torch.Tensor, targets: torch.Tensor) -> object:
-        if not self._problem.has_backward:
+        if not self._problem.has_backward_pass:
             # Record the autograd graph, as in training. So the time of the phase forward-backward, minus the time of
             # the phase forward, is the time of the backward pass.
             return self._run_forward(tokens, targets).detach()
@@ -319,11 +319,11 @@ class PreparedModel:
         Divide the error of the losses by the standard deviation of the reference losses, and the error of a gradient by
         the norm of the reference gradient.
         """
-        losses, gradients = self._get_reference(index)
+        losses, gradients = self._get_reference_result(index)
         measured, *measured_gradients = list_result_tensors(result)
         error = compute_relative_error(measured, losses, losses - losses.mean())
         details: dict[str, float | str] = {}
-        if self._problem.has_backward:
+        if self._problem.has_backward_pass:
             details["gradient_error"] = gradient_error = compute_max_error(
                 map(compute_relative_error, measured_gradients, gradients, gradients)
             )
@@ -332,9 +332,9 @@ class PreparedModel:
             error, details["optimizer"] = math.inf, "did not run: its moments (running averages of gradients) are 0"
         return Verdict(error, _LOSS_TOLERANCE[self._problem.dtype], details, "float32")
 
-    def _get_reference(self, index: int) -> _ReferenceResult:
+    def _get_reference_result(self, index: int) -> _ReferenceResult:
         if index not in self._references:
-            parameters = self._sampled_parameters if self._problem.has_backward else []
+            parameters = self._sampled_parameters if self._problem.has_backward_pass else []
             losses, gradients = compute_reference_results(self._network, *self._batches[index], parameters)
             self._references[index] = losses.cpu(), [each.cpu() for each in gradients]
         return self._references[index]

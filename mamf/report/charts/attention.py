@@ -208,7 +208,7 @@ def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> li
         for (dtype, regime), each in ceilings_by_key.items()
         if each is not None
     ]
-    counts = {BACKWARD_FLOP_FACTORS[row.problem.backward_count] for row in rows if row.problem.has_backward}
+    counts = {BACKWARD_FLOP_FACTORS[row.problem.backward_count] for row in rows if row.problem.has_backward_pass}
     backward = "".join(f", a backward {count:g} times the forward" for count in counts)
     return [*notes, f"FLOP: masked pairs are not counted{backward}"]
 

@@ -313,7 +313,7 @@ def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = Fa
 
     Selects an approximate kernel only if no exact kernel was measured. ``per_kernel``: select one row for each kernel.
     """
-    groups: dict[tuple[Any, ...], list[ResultRate]] = {}
+    rates_by_key: dict[tuple[Any, ...], list[ResultRate]] = {}
     for entry in rates:
         row, problem = entry.row, entry.row.problem
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
@@ -321,9 +321,10 @@ def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = Fa
         # that the hardware computes.
         if not problem.has_backward_pass or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
-            groups.setdefault(key, []).append(entry)
+            rates_by_key.setdefault(key, []).append(entry)
     best = {
-        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.mamfu)) for key, each in groups.items()
+        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.mamfu))
+        for key, each in rates_by_key.items()
     }
     order = {"fwd": 0, "bwd": 1}
     keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].mamfu))

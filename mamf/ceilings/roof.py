@@ -126,7 +126,7 @@ def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") 
     the rows of a run, use the rate that the row would have on the first device.
     """
     work, (roof, bound) = row.work, roofs.find_roof_and_bound(row) or (None, None)
-    seconds = row.amount / row.comparable_rate / TERA
+    seconds = row.work_amount / row.comparable_rate / TERA
     return RoofPoint(
         name=name,
         row=row,

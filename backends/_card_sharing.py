@@ -25,7 +25,7 @@ _VGPU_MODE = 2
 _PCI_DEVICES_FOLDER = Path("/sys/bus/pci/devices")
 _WHOLE_CARD_PARTITION_MODES = ("", "SPX", "UNKNOWN")
 _OTHER_PROCESSES = "other processes"
-_SHARING_COST = "measured rates are lower, and cannot be compared with datasheet peaks or with rates of whole cards"
+_SHARING_EFFECT = "measured rates are lower, and cannot be compared with datasheet peaks or with rates of whole cards"
 
 
 def find_mig_slice(name: str) -> str | None:
@@ -97,7 +97,7 @@ def check_card_sharing(sensors: Any, name: str, index: int) -> list[CheckResult]
         command = f"sudo nvidia-smi -i {index} -mig 0   # removes all slices of the card"
         findings.append(
             CheckResult(
-                "whole card", "warning", f"the device is a slice of a card: {mig_slice}", _SHARING_COST, command
+                "whole card", "warning", f"the device is a slice of a card: {mig_slice}", _SHARING_EFFECT, command
             )
         )
     if _detect_vgpu(sensors):
@@ -106,7 +106,7 @@ def check_card_sharing(sensors: Any, name: str, index: int) -> list[CheckResult]
                 "whole card",
                 "warning",
                 "the device is a vGPU",
-                _SHARING_COST,
+                _SHARING_EFFECT,
                 "pass the whole card through to the virtual machine",
             )
         )
@@ -116,7 +116,7 @@ def check_card_sharing(sensors: Any, name: str, index: int) -> list[CheckResult]
                 "MPS",
                 "warning",
                 "the MPS daemon is running, so other processes may share the card",
-                _SHARING_COST,
+                _SHARING_EFFECT,
                 "echo quit | nvidia-cuda-mps-control",
             )
         )
@@ -129,12 +129,12 @@ def _check_other_processes(sensors: Any) -> CheckResult:
         return CheckResult(_OTHER_PROCESSES, "unknown", "NVML does not report which processes use the card")
     if not count:
         return CheckResult(_OTHER_PROCESSES, "ok", "no other process uses this device")
-    cost = f"other processes use compute time, power and memory of the device: {_SHARING_COST}"
+    effect = f"other processes use compute time, power and memory of the device: {_SHARING_EFFECT}"
     return CheckResult(
         _OTHER_PROCESSES,
         "warning",
         f"{count} running on this device",
-        cost,
+        effect,
         "nvidia-smi   # lists the processes to end",
     )
 
@@ -171,7 +171,7 @@ def make_sharing_warnings(ways: Iterable[str]) -> list[CheckResult]:
     commands = {_OTHER_PROCESSES: "amd-smi process   # lists the processes to end"}
     return [
         CheckResult(
-            "whole card", "warning", f"the card is shared: {way}", _SHARING_COST, commands.get(way, unsplit_command)
+            "whole card", "warning", f"the card is shared: {way}", _SHARING_EFFECT, commands.get(way, unsplit_command)
         )
         for way in ways
     ]

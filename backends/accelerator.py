@@ -302,7 +302,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
     def check_machine(self) -> list[CheckResult]:
         if not self.reason_events_are_unusable:
             return [CheckResult("timer", "ok", "device events agree with the host clock")]
-        cost, remedy = (
+        effect, remedy = (
             "times of launches below 1 ms include host time",
             "measure launches of several milliseconds",
         )
@@ -311,7 +311,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
                 "timer",
                 "warning",
                 f"{self.reason_events_are_unusable}, so mamf times launches with the host clock",
-                cost,
+                effect,
                 remedy,
             )
         ]

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import torch
 
-from mamf.backend import MIB, CheckResult, DeviceInfo, Queue, SensorReading, Telemetry, Unavailability
+from mamf.backend import MIB, CheckResult, DeviceInfo, SecondQueue, SensorReading, Telemetry, Unavailability
 from mamf.calibration import BurstTraits, SustainedTraits
 from mamf.torch_backend import HostTimedBackend
 
@@ -54,7 +54,7 @@ class ThreadMark:
         return self._reached_at.result()
 
 
-class ThreadQueue(Queue):
+class ThreadQueue(SecondQueue):
     """A second queue for the CPU: a thread that runs launches in order. ``now``: returns the backend's time."""
 
     def __init__(self, now: Callable[[], float]) -> None:
@@ -149,7 +149,7 @@ class CpuBackend(HostTimedBackend):
     def _thread_queue(self) -> ThreadQueue:
         return ThreadQueue(self.now)
 
-    def get_second_queue(self) -> Queue:
+    def get_second_queue(self) -> SecondQueue:
         return self._thread_queue
 
     def synchronize(self) -> None:

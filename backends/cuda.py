@@ -190,9 +190,9 @@ class CudaBackend(MultiStreamBackend):
 
     def check_machine(self) -> list[CheckResult]:
         if isinstance(self.telemetry, Unavailability):
-            cost = "throttling cannot be detected, and the log lacks clock and power"
+            effect = "throttling cannot be detected, and the log lacks clock and power"
             return [
-                CheckResult("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy),
+                CheckResult("sensors", "warning", self.telemetry.reason, effect, self.telemetry.remedy),
                 *_check_environment_variables(),
             ]
         assert isinstance(self.telemetry, NvmlSensors)
@@ -249,7 +249,7 @@ def _check_environment_variables() -> list[CheckResult]:
         "NVIDIA_TF32_OVERRIDE": ("0", "tf32 matmuls run in float32, at a fraction of the speed of tf32"),
     }
     return [
-        CheckResult(name, "warning", f"is set to {value}", cost, f"unset {name}")
-        for name, (value, cost) in harmful_settings.items()
+        CheckResult(name, "warning", f"is set to {value}", effect, f"unset {name}")
+        for name, (value, effect) in harmful_settings.items()
         if os.environ.get(name) == value
     ]

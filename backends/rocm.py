@@ -287,8 +287,8 @@ class RocmBackend(MultiStreamBackend):
     def check_machine(self) -> list[CheckResult]:
         findings = [check_numa_balancing(), check_tunable_op(), *make_sharing_warnings(self.find_sharing_ways())]
         if isinstance(self.telemetry, Unavailability):
-            cost = "throttling cannot be detected, and the log lacks clock and power"
-            findings.append(CheckResult("sensors", "warning", self.telemetry.reason, cost, self.telemetry.remedy))
+            effect = "throttling cannot be detected, and the log lacks clock and power"
+            findings.append(CheckResult("sensors", "warning", self.telemetry.reason, effect, self.telemetry.remedy))
         return findings
 
 
@@ -314,13 +314,13 @@ def check_numa_balancing() -> CheckResult:
         return CheckResult("numa_balancing", "unknown", "the Linux kernel does not report NUMA balancing")
     if _NUMA_BALANCING_FILE.read_text().strip() == "0":
         return CheckResult("numa_balancing", "ok", "off")
-    cost = "Linux moves memory pages while the device waits, so measured rates are lower and noisier"
-    return CheckResult("numa_balancing", "warning", "on", cost, "sudo sysctl kernel.numa_balancing=0")
+    effect = "Linux moves memory pages while the device waits, so measured rates are lower and noisier"
+    return CheckResult("numa_balancing", "warning", "on", effect, "sudo sysctl kernel.numa_balancing=0")
 
 
 def check_tunable_op() -> CheckResult:
     if os.environ.get("PYTORCH_TUNABLEOP_ENABLED") == "1":
         return CheckResult("TunableOp", "ok", "on: each shape is tuned before it is timed")
-    cost = "rocBLAS and hipBLASLt use default algorithms, which are often slower than tuned ones (but on an "
+    effect = "rocBLAS and hipBLASLt use default algorithms, which are often slower than tuned ones (but on an "
     "MI355X they were faster)"
-    return CheckResult("TunableOp", "warning", "off", cost, "export PYTORCH_TUNABLEOP_ENABLED=1")
+    return CheckResult("TunableOp", "warning", "off", effect, "export PYTORCH_TUNABLEOP_ENABLED=1")

@@ -166,17 +166,17 @@ class CheckResult:
 
     - ``check_name``: the name of what was checked, such as "power limit". ``finding``: the state that the check found.
     - ``verdict``: whether the state is right for measuring.
-    - ``cost``: the effect of a wrong state on the measured rates. ``command``: the command that corrects the state.
+    - ``effect``: how a wrong state changes the measured rates. ``command``: the command that corrects the state.
     """
 
     check_name: str
     verdict: Literal["ok", "warning", "unknown"]
     finding: str
-    cost: str = ""
+    effect: str = ""
     command: str = ""
 
 
-class Queue(ABC):
+class SecondQueue(ABC):
     """A second queue (stream) of a device. Its launches can run at the same time as launches in the device's own queue.
     The methods of Backend use the device's own queue.
     """
@@ -228,7 +228,7 @@ class Backend(ABC):
     #: Whether the method ``capture_graph`` can record launches in a graph.
     has_graphs: ClassVar[bool] = False
     #: Whether operands and results are torch tensors, which another process can read and check.
-    has_tensors: ClassVar[bool] = False
+    uses_torch_tensors: ClassVar[bool] = False
 
     index: int
     info: DeviceInfo
@@ -298,7 +298,7 @@ class Backend(ABC):
         """
         return None
 
-    def get_second_queue(self) -> Queue | None:
+    def get_second_queue(self) -> SecondQueue | None:
         """Return the device's second queue, the same object at each call; None if the device has only one queue."""
         return None
 

@@ -212,8 +212,8 @@ class Measurement(NotebookTable):
     - ``repeatability``: how much the results of repeated runs differ; None if this is unknown, as in converted logs.
     - ``device_index``: the index of the device that measured the row, if several devices share the run.
       ``device_speed``: the speed of that device relative to the run's first device, from a shape that both measured;
-      None if unknown (mamf.logs.run_log). ``device_speed_half_width``: half the width of the interval of ``device_speed``,
-      as a share of ``device_speed``.
+      None if unknown (mamf.logs.run_log). ``device_speed_half_width``: half the width of the interval of
+      ``device_speed``, as a share of ``device_speed``.
     - ``timer_error_seconds``: the timing error of a short launch, which all repeated runs share; 0 if unknown.
     """
 

@@ -18,7 +18,16 @@ from typing import Any, SupportsFloat
 
 import torch
 
-from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Queue, Telemetry, Unavailability, add_sharing_to_name
+from mamf.backend import (
+    MIB,
+    Backend,
+    DeviceInfo,
+    OperandPool,
+    SecondQueue,
+    Telemetry,
+    Unavailability,
+    add_sharing_to_name,
+)
 from mamf.dtypes import DTYPES
 from mamf.errors import UnavailableError
 
@@ -121,7 +130,7 @@ def fill_with_random_values(values: torch.Tensor, data: str, generator: torch.Ge
 class TorchBackend(Backend):
     """A device that torch addresses as ``device_type:index``, such as "cuda:0"."""
 
-    has_tensors = True
+    uses_torch_tensors = True
     device_type: str
     device: torch.device
 
@@ -321,7 +330,7 @@ class AcceleratorBackend(TorchBackend):
         self.vendor().empty_cache()
 
 
-class StreamQueue(Queue):
+class StreamQueue(SecondQueue):
     """A torch stream that serves as the second queue of an accelerator.
 
     - ``vendor``: the vendor's torch module, such as torch.cuda. ``index``: the device's index.
@@ -353,5 +362,5 @@ class MultiStreamBackend(AcceleratorBackend):
     def _stream_queue(self) -> StreamQueue:
         return StreamQueue(self.vendor(), self.index, self.record_mark)
 
-    def get_second_queue(self) -> Queue | None:
+    def get_second_queue(self) -> SecondQueue | None:
         return self._stream_queue if hasattr(self.vendor(), "Stream") else None

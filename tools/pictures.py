@@ -31,7 +31,7 @@ from mamf.node.report import make_node_chart
 from mamf.node.verdict import judge_devices
 from mamf.report.charts.clocks import make_clock_chart
 from mamf.report.charts.picture import Picture, draw_figure
-from mamf.report.roofline import make_roofline_chart, select_roof_points
+from mamf.report.roofline import make_roofline_chart, select_roofline_points
 
 _H200 = "results/nvidia-h200"
 _AUTOPROFILE = "docs/autoprofile-h200"
@@ -51,7 +51,7 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
 
     def chart() -> Picture:
         roofs = build_roofs_from_logs([read(ceiling)])
-        points = [point for log in map(read, rows) for point in select_roof_points(log.measurements, roofs)]
+        points = [point for log in map(read, rows) for point in select_roofline_points(log.measurements, roofs)]
         return make_roofline_chart(roofs, points, read(ceiling).header)
 
     return chart

@@ -135,7 +135,7 @@ class Ceiling(NotebookTable, Rate):
         return flop / seconds / (self.rate * TERA)
 
 
-def confirm_ceilings(
+def find_confirmed_ceilings(
     rows: Iterable[Measurement],
     requested_ceilings: Iterable[tuple[Problem, str, str | None]],
     device: str,
@@ -151,7 +151,7 @@ def confirm_ceilings(
     ceilings: dict[tuple[Problem, str], Ceiling] = {}
     for problem, regime, default_kernel in requested_ceilings:
         rows_of_ceiling = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
-        ceiling = confirm_ceiling(rows_of_ceiling, device, uuid_hash, default_kernel)
+        ceiling = find_confirmed_ceiling(rows_of_ceiling, device, uuid_hash, default_kernel)
         if ceiling is not None:
             unknown_interval = replace(ceiling.interval, low=0.0)
             ceilings[problem, regime] = (
@@ -180,7 +180,7 @@ def explain_missing_ceiling(rows: Sequence[Measurement]) -> str | None:
     return None if not rows or any(row.ok for row in rows) else f"{rows[0].status}, {rows[0].reason}"
 
 
-def confirm_ceiling(
+def find_confirmed_ceiling(
     rows: Iterable[Measurement], device: str, uuid_hash: str | None = None, default_kernel: str | None = None
 ) -> Ceiling | None:
     """Return the ceiling that the confirming rounds give, or None if fewer than MIN_CONFIRMING_ROUNDS rounds measured

@@ -95,14 +95,14 @@ class Roofs:
 
 
 @dataclass(frozen=True)
-class RoofPoint:
+class RooflinePoint:
     """A measured row with its rate and the roof that limits the rate, for tables and roofline charts.
 
     - ``tflops``: 1e12 FLOP/s; None if the work has no FLOP.
     - ``intensity``: FLOP per byte; None if the work has no FLOP or no bytes.
     - ``roof_rate``: the highest possible rate in the unit of the row's rate; None if it is unknown.
     - ``bound``: what limits the work, ``compute`` or ``bandwidth``; None if the roof is unknown.
-    - ``layer``: the name of a group of rows, such as a layer of a model.
+    - ``layer_name``: the name of a group of rows, such as a layer of a model.
     """
 
     name: str
@@ -111,7 +111,7 @@ class RoofPoint:
     intensity: float | None
     roof_rate: float | None
     bound: str | None
-    layer: str = ""
+    layer_name: str = ""
 
     @property
     def roof_share(self) -> float | None:
@@ -119,22 +119,23 @@ class RoofPoint:
         return None if self.roof_rate is None else self.row.comparable_rate / self.roof_rate
 
 
-def make_roof_point(row: Measurement, roofs: Roofs, name: str, layer: str = "") -> RoofPoint:
-    """Make the roof point of a measured row. ``name``: the name of the point. ``layer``: the name of its group of rows.
+def make_roofline_point(row: Measurement, roofs: Roofs, name: str, layer_name: str = "") -> RooflinePoint:
+    """Make the roofline point of a measured row. ``name``: the name of the point. ``layer_name``: the name of its group
+    of rows.
 
     The rate of the point is the figure that the row's regime reports, such as the median. If several devices measured
     the rows of a run, use the rate that the row would have on the first device.
     """
     work, (roof, bound) = row.work, roofs.find_roof_and_bound(row) or (None, None)
     seconds = row.work_amount / row.comparable_rate / TERA
-    return RoofPoint(
+    return RooflinePoint(
         name=name,
         row=row,
         tflops=work.flop / seconds / TERA if work.flop else None,
         intensity=work.flop / work.nbytes if work.flop and work.nbytes else None,
         roof_rate=roof,
         bound=bound,
-        layer=layer,
+        layer_name=layer_name,
     )
 
 

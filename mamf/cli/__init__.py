@@ -24,7 +24,7 @@ from typing import Any
 from mamf.cli import watching
 from mamf.cli.parser import CommandParser, HelpAllAction, normalize_option_names, print_completions
 from mamf.cli.terminal import (
-    find_terminal_columns,
+    find_terminal_width,
     get_report_stream,
     print_line,
     print_lines,
@@ -302,7 +302,7 @@ def _format_command_overview() -> str:
     """Format the list of commands that ``mamf --help`` prints: one line per command, under the headings of
     COMMANDS_BY_HEADING.
     """
-    width = find_terminal_columns()
+    width = find_terminal_width()
     lines = ["usage: mamf COMMAND [OPTION ...]", "", wrap_line(_DESCRIPTION, width, 0)]
     for heading, names in COMMANDS_BY_HEADING.items():
         lines += [

@@ -45,7 +45,7 @@ _MIN_READ_ARRAY_BYTES = 4 * 2**30
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
 
-def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
+def list_needed_ceiling_keys(plan: Plan) -> list[tuple[str, str]]:
     """List the ceilings that a report needs in order to show every rate of a plan as a share of a ceiling. Each item is
     a pair: a dtype (or READ_BANDWIDTH_KEY) and a regime.
     """
@@ -55,11 +55,11 @@ def list_needed_ceilings(plan: Plan) -> list[tuple[str, str]]:
 
 
 def read_given_ceilings(
-    options: argparse.Namespace, needed_ceilings: Collection[tuple[str, str]], backend: Backend
+    options: argparse.Namespace, needed_keys: Collection[tuple[str, str]], backend: Backend
 ) -> dict[tuple[str, str], Ceiling]:
     """Read the ceilings in the logs of ``--ceiling``, and return them by dtype (or READ_BANDWIDTH_KEY) and regime.
 
-    Raises UsageError if a log has no ceiling or if one of ``needed_ceilings`` is missing. Raises IncomparableError if a
+    Raises UsageError if a log has no ceiling or if one of ``needed_keys`` is missing. Raises IncomparableError if a
     ceiling is from another card than ``backend``, or if the interval of a needed ceiling is unknown.
     """
     ceilings_by_key: dict[tuple[str, str], Ceiling] = {}
@@ -75,7 +75,7 @@ def read_given_ceilings(
         for key, ceiling in ceilings_of_log.items():
             require_ceiling_of_card(ceiling, backend)
             (ceilings_by_key if ceiling.interval.is_known else noisy_ceilings_by_key)[key] = ceiling
-    for name, regime in needed_ceilings if options.ceiling else ():
+    for name, regime in needed_keys if options.ceiling else ():
         if find_rate(ceilings_by_key, name, regime) is None:
             if noisy_ceiling := find_rate(noisy_ceilings_by_key, name, regime):
                 require_known_interval(noisy_ceiling)

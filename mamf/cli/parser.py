@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.terminal import find_terminal_columns, print_lines, print_wrapped_line
+from mamf.cli.terminal import find_terminal_width, print_lines, print_wrapped_line
 from mamf.errors import UsageError
 from mamf.text import wrap_line
 
@@ -175,13 +175,13 @@ class CommandParser(argparse.ArgumentParser):
         for each in rare_actions:
             each.help = argparse.SUPPRESS
         formatter = self._get_formatter()
-        formatter.add_text(self.description and wrap_line(self.description, find_terminal_columns(), indent=0))
-        formatter.add_text(self.epilog and _wrap_examples(self.epilog, find_terminal_columns()))
+        formatter.add_text(self.description and wrap_line(self.description, find_terminal_width(), indent=0))
+        formatter.add_text(self.epilog and _wrap_examples(self.epilog, find_terminal_width()))
         formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
         for group in self._action_groups:
             if any(action.help is not argparse.SUPPRESS for action in group._group_actions):
                 formatter.start_section(group.title)
-                formatter.add_text(group.description and wrap_line(group.description, find_terminal_columns()))
+                formatter.add_text(group.description and wrap_line(group.description, find_terminal_width()))
                 formatter.add_arguments(group._group_actions)
                 formatter.end_section()
         formatter.add_text(f"more options: --help-all ({len(rare_actions)})" if rare_actions else None)

@@ -194,7 +194,7 @@ def add_launch_options(parser: CommandParser, shapes_option: str) -> None:
 # -- values of the options ---------------------------------------------------------------------------------------------
 
 
-def make_request(operation: AnyOperation, options: argparse.Namespace) -> MeasurementRequest:
+def make_measurement_request(operation: AnyOperation, options: argparse.Namespace) -> MeasurementRequest:
     """Make the request that the options describe: the shapes, sizes and fields of the operation that the user gives.
 
     This opens no device. Raises UsageError for options that contradict each other.

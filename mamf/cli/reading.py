@@ -64,7 +64,7 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[ReadProgressCallbac
 
 
 @contextmanager
-def yield_local_file(path: Path | str) -> Iterator[Path]:
+def open_as_local_path(path: Path | str) -> Iterator[Path]:
     """Yield the path of a file or folder. Copy a pipe or the content of an https address to a temporary file, and yield
     the path of this file.
 

@@ -127,12 +127,12 @@ def report_run_to_watcher(
         log_opened_at = time.monotonic() - (options.crashed_run.spent_seconds if options.crashed_run else 0.0)
         # Pass the path with each row, because the run switches to a new log if another program changes this one.
         crashes.set_pending_row = lambda row: crash_state.store_state(
-            writer.path, log_opened_at, options.finished_exit_codes, *_encode_line_and_label(row) if row else ()
+            writer.path, log_opened_at, options.finished_exit_codes, *_make_log_line_and_label(row) if row else ()
         )
         crashes.set_pending_row(None)
 
 
-def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
+def exit_if_watched(backend: Backend, row: Measurement) -> None:
     """If another process watches this one, end this process. The watching process then logs ``row`` and starts a new
     process for the remaining rows. Call this function after the device was lost during the measurement of ``row``.
     """
@@ -143,7 +143,7 @@ def exit_after_device_loss(backend: Backend, row: Measurement) -> None:
         os._exit(1)
 
 
-def _encode_line_and_label(row: Measurement) -> tuple[str, str]:
+def _make_log_line_and_label(row: Measurement) -> tuple[str, str]:
     from mamf.logs.records import make_measurement_record
     from mamf.logs.writer import encode_record
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.backend import SIBLING_CHECK, Backend, CheckResult, format_sharing_warning
-from mamf.cli.planning import make_plan, make_request
+from mamf.cli.planning import make_measurement_request, make_plan
 from mamf.cli.resuming import (
     compute_remaining_budget,
-    exit_after_device_loss,
+    exit_if_watched,
     has_plan_options,
     measure_with_signal_handler,
     reopen_device,
@@ -71,7 +71,7 @@ def run_kernel_session(
     if not options.resume and getattr(options, "reference_every", None) and not options.reference:
         raise UsageError("--reference-every needs --reference: add it, or leave --reference-every out")
     operation = operation or make_operation(getattr(options, "operation", None) or options.command)
-    return run_session(options, make_session, make_request(operation, options))
+    return run_session(options, make_session, make_measurement_request(operation, options))
 
 
 class Session:
@@ -128,7 +128,7 @@ class Session:
         self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
         device_slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
-        label = f"{device_slug}-{self.make_log_name_label()}"
+        label = f"{device_slug}-{self.make_log_name_part()}"
         default_path = Path(f"mamf-{self.command}-{label}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
         self.measured_run = Run(
             self.plan,
@@ -145,7 +145,7 @@ class Session:
             skipped_checks=[SIBLING_CHECK] if getattr(options, "share", None) else [],
             shield_from_signals=signal_handler.shield_from_signals,
             check_signals=signal_handler.raise_if_interrupted,
-            on_device_lost=partial(exit_after_device_loss, self.backend),
+            on_device_lost=partial(exit_if_watched, self.backend),
         )
         # If a signal has arrived, raise its exception again, because a library may have caught the exception during an
         # import.
@@ -221,7 +221,7 @@ class Session:
         """Print what the run would measure and how long that would take, for --dry-run."""
         print_plan(self.plan, self.measured_run.remaining_steps, self.backend)
 
-    def make_log_name_label(self) -> str:
+    def make_log_name_part(self) -> str:
         """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
         shows_operation = self.command != self.operation.name and self.operation.compares_kernels
         dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)

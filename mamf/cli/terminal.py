@@ -94,7 +94,7 @@ def print_wrapped_line(line: str, stream: TextIO, indent: int = 4) -> None:
     """Print a line to ``stream``. If it is wider than the terminal, break it at spaces and begin each further line with
     ``indent`` spaces.
     """
-    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_columns(stream), indent)}\n", stream)
+    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_width(stream), indent)}\n", stream)
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:
@@ -110,7 +110,7 @@ def _write_to_stream(text: str, stream: TextIO) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), end="", file=stream)
 
 
-def find_terminal_columns(stream: TextIO | None = None) -> int | None:
+def find_terminal_width(stream: TextIO | None = None) -> int | None:
     """Return the number of columns of the terminal that shows ``stream``, by default the stream for reports.
 
     Return None for a pipe or a file, because neither limits the width of a line.
@@ -129,9 +129,7 @@ def print_document(options: argparse.Namespace, document: Document) -> None:
     from mamf.report.formats import FORMATTERS
 
     # With --wide, or if the report goes to a pipe or a file, pass None as the width, so that tables show all columns.
-    print_lines(
-        FORMATTERS[options.format](document, None if getattr(options, "wide", True) else find_terminal_columns())
-    )
+    print_lines(FORMATTERS[options.format](document, None if getattr(options, "wide", True) else find_terminal_width()))
 
 
 def choose_note_stream(options: argparse.Namespace) -> TextIO:
@@ -356,7 +354,7 @@ def add_run_options(
     add_shared_options(group, "--requeue", "--notes", "--isolate")
 
 
-def add_devices_options(
+def add_multi_device_options(
     parser: argparse.ArgumentParser, devices_default: str = SHARED_OPTIONS["--devices"].default_text
 ) -> None:
     """Add the options of a command that can divide its shapes among several devices.
@@ -412,6 +410,6 @@ def add_session_options(
     """
     add_measuring_options(parser, regimes_default)
     add_device_options(parser)
-    add_devices_options(parser)
+    add_multi_device_options(parser)
     add_run_options(parser, budget_default)
     add_shared_options(parser, "--format", "--top", "--wide")

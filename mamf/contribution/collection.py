@@ -191,7 +191,7 @@ class Submitters:
     account_by_log: Mapping[Path, str]
     maintainers: frozenset[str] = frozenset()
 
-    def is_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
+    def is_rate_confirmed(self, entry: ResultRate, others: Iterable[ResultRate]) -> bool:
         """Return whether a rate is confirmed: a maintainer submitted it, or another account submitted a similar rate.
 
         ``others``: rates from complete runs that have the same ``confirmation_key``.
@@ -213,7 +213,7 @@ def split_by_confirmation(
     listed = list(rates)
     complete = group_pairs((entry.confirmation_key, entry) for entry in listed if entry.tier == "complete")
     groups = group_pairs(
-        (submitters.is_confirmed(entry, complete.get(entry.confirmation_key, ())), entry) for entry in listed
+        (submitters.is_rate_confirmed(entry, complete.get(entry.confirmation_key, ())), entry) for entry in listed
     )
     return groups.get(True, []), groups.get(False, [])
 
@@ -313,7 +313,7 @@ def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = Fa
 
     Selects an approximate kernel only if no exact kernel was measured. ``per_kernel``: select one row for each kernel.
     """
-    groups: dict[tuple[Any, ...], list[ResultRate]] = {}
+    rates_by_key: dict[tuple[Any, ...], list[ResultRate]] = {}
     for entry in rates:
         row, problem = entry.row, entry.row.problem
         what = (entry.device, problem.dtype, row.regime, problem.direction, row.shape.head_dims)
@@ -321,16 +321,17 @@ def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = Fa
         # that the hardware computes.
         if not problem.has_backward_pass or problem.backward_count == "hardware":
             key = (*what, row.shape.causal, row.shape.window or 0, row.kernel if per_kernel else "")
-            groups.setdefault(key, []).append(entry)
+            rates_by_key.setdefault(key, []).append(entry)
     best = {
-        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.mamfu)) for key, each in groups.items()
+        key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.mamfu))
+        for key, each in rates_by_key.items()
     }
     order = {"fwd": 0, "bwd": 1}
     keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].mamfu))
     return [best[key] for key in keys]
 
 
-def select_best_per_problem(rates: Sequence[ResultRate]) -> list[ResultRate]:
+def select_best_rate_per_problem(rates: Sequence[ResultRate]) -> list[ResultRate]:
     """Select one rate for each operation, regime, problem and accelerator.
 
     The selected rate is the highest ceiling or, if there is no ceiling, the rate of the best row.

@@ -128,7 +128,7 @@ def find_peaks_by_name(
     for each in [canonicalize_dtype_name(dtype)] if dtype else _DEFAULT_DTYPES:
         known = [_list_known_rates(device, each, regime, source) for device in devices]
         if any(known):
-            return _require_one_rate(name, devices, known)
+            return _require_unambiguous_rates(name, devices, known)
     raise UnavailableError(
         f"mamf has no {dtype or 'matmul'} rate for {devices[0].name}"
         + (f" from the source {source}: try another source" if source else ": measure one with 'mamf find'")
@@ -161,7 +161,9 @@ def _get_first_rate(candidates: Iterable[Rate | None]) -> Rate | None:
     return next(filter(None, candidates), None)
 
 
-def _require_one_rate(name: str, devices: Sequence[DeviceModel], known_rates: Sequence[list[Rate]]) -> list[Rate]:
+def _require_unambiguous_rates(
+    name: str, devices: Sequence[DeviceModel], known_rates: Sequence[list[Rate]]
+) -> list[Rate]:
     """Return the rates of the device that a name identifies. Raises UsageError if the name matches several devices
     whose rates differ.
 
@@ -235,8 +237,8 @@ def _find_contributed_rate(info: DeviceInfo, dtype: str, regime: str, anyway: bo
     rows = _find_contributed_rates([info.name], dtype, regime) if info.is_accelerator else []
     if not rows:
         return None
-    row = min(rows, key=lambda each: bool(_describe_differences(each, info)))
-    differences = _describe_differences(row, info)
+    row = min(rows, key=lambda each: bool(_describe_build_differences(each, info)))
+    differences = _describe_build_differences(row, info)
     if differences and not anyway:
         raise IncomparableError(
             f"the ceiling contributed for {info.name} has {differences}: measure this device "
@@ -270,7 +272,7 @@ def _make_contributed_rate(row: ContributedRate, remark: str = "") -> Rate:
     return replace(row, description=f"contributed for {row.device}{remark}: {what}")
 
 
-def _describe_differences(row: ContributedRate, info: DeviceInfo) -> str:
+def _describe_build_differences(row: ContributedRate, info: DeviceInfo) -> str:
     """Describe how the number of compute units and the power limit of a contributed rate differ from those of the
     device. Returns an empty string if they do not differ.
     """

@@ -18,7 +18,7 @@ from typing import Any
 from msgspec.inspect import DataclassType, ListType, StructType, Type, UnionType, type_info
 
 from mamf.backend import SIMULATED_BACKEND, format_sharing_warning
-from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceilings
+from mamf.ceilings.ceiling import CONFIRM_PHASE, find_confirmed_ceilings
 from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_csv_rows
 from mamf.kinds.registry import get_kind
@@ -165,7 +165,7 @@ def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> It
                 yield from _yield_unknown_fields(inner or {}, known[name], f"{prefix}{name}.")
 
 
-def check_real_device(reviewed_log: ReviewedLog) -> Iterator[Finding]:
+def check_device_is_real(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Reject simulated devices, cards that other programs may have used, and runs on devices of several models."""
     log = reviewed_log.log
     if log.header["device"]["backend"] == SIMULATED_BACKEND:
@@ -327,7 +327,7 @@ def recompute_ceilings(reviewed_log: ReviewedLog) -> CeilingsByProblemAndRegime:
     device = reviewed_log.header["device"]
     rows = keep_latest_rows(row for _, _, row in reviewed_log.rows)
     sought = dict.fromkeys((row.problem, row.regime, None) for row in rows if row.phase == CONFIRM_PHASE)
-    return confirm_ceilings(rows, sought, device["name"], device["uuid_hash"])
+    return find_confirmed_ceilings(rows, sought, device["name"], device["uuid_hash"])
 
 
 def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
@@ -483,7 +483,7 @@ def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 #: All rules of a log, in the order in which their findings are reported.
 RULES: tuple[Callable[[ReviewedLog], Iterator[Finding]], ...] = (
     check_field_names,
-    check_real_device,
+    check_device_is_real,
     check_device_facts,
     check_operand_data,
     check_dates,

@@ -22,7 +22,7 @@ from mamf.contribution.collection import (
     format_kernel_title,
     format_software_versions,
     select_attention_rates,
-    select_best_per_problem,
+    select_best_rate_per_problem,
     split_by_confirmation,
 )
 from mamf.contribution.review import make_folder_name
@@ -102,7 +102,7 @@ def _make_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
             "",
             escape_markdown(dtype),
             lambda folder: rates.get((folder, dtype)),
-            _format_burst_and_sustained,
+            _format_burst_and_sustained_rates,
         )
 
     dtypes = sorted(rate_count_by_dtype, key=lambda dtype: (-rate_count_by_dtype[dtype], dtype))
@@ -125,7 +125,7 @@ def _get_device_name(part: ResultsCollection) -> str:
     return names[0] or "unknown"
 
 
-def _format_burst_and_sustained(rates: Mapping[str, float]) -> str:
+def _format_burst_and_sustained_rates(rates: Mapping[str, float]) -> str:
     burst, sustained = (format_four_digits(rates[regime]) if regime in rates else "-" for regime in CEILING_REGIMES)
     return Markup(f"**{burst}** / {sustained}")
 
@@ -139,7 +139,7 @@ def _make_device_page(part: ResultsCollection) -> str:
         interrupted += [entry for entry in confirmed if entry.tier != "complete"]
         unconfirmed += others
     best = group_pairs(
-        (entry.row.operation, entry) for entry in select_best_per_problem(ranked_rates[OTHER_OPERATIONS_TABLE])
+        (entry.row.operation, entry) for entry in select_best_rate_per_problem(ranked_rates[OTHER_OPERATIONS_TABLE])
     )
     legacy = sorted(part.legacy_runs, key=lambda each: (each[0].device or "", each[0].dtype or "", str(each[1])))
     sections = [
@@ -153,8 +153,12 @@ def _make_device_page(part: ResultsCollection) -> str:
             select_attention_rates(ranked_rates[SHARES_TABLE]),
         ),
         *(_format_operation_section(operation, rates) for operation, rates in best.items()),
-        _format_section(_INTERRUPTED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(interrupted)),
-        _format_section(_UNCONFIRMED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_per_log(unconfirmed)),
+        _format_section(
+            _INTERRUPTED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_rate_per_log(interrupted)
+        ),
+        _format_section(
+            _UNCONFIRMED_TITLE, [*make_rate_columns(), _LOG_COLUMN], _select_best_rate_per_log(unconfirmed)
+        ),
         _format_section(
             _LEGACY_TITLE, _LEGACY_COLUMNS, [(run, log_path, name) for run, log_path in legacy for name in run.best]
         ),
@@ -162,7 +166,7 @@ def _make_device_page(part: ResultsCollection) -> str:
     return "\n".join(filter(None, sections))
 
 
-def _select_best_per_log(rates: Iterable[ResultRate]) -> list[ResultRate]:
+def _select_best_rate_per_log(rates: Iterable[ResultRate]) -> list[ResultRate]:
     """Select the highest rate of each log. Returns them sorted by path of the log."""
     groups = group_pairs((entry.log_path, entry) for entry in rates)
     return [max(groups[log_path], key=lambda entry: entry.rate) for log_path in sorted(groups)]

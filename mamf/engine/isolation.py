@@ -43,7 +43,7 @@ class IsolatedChecker:
         ``wrong_result``. If the fresh process could not check the kernel, the returned row has a remark.
         """
         must_check = is_loaded_by_path(kernel) if self.checks_all_kernels is None else self.checks_all_kernels
-        if not (row.ok and must_check and backend.has_tensors):
+        if not (row.ok and must_check and backend.uses_torch_tensors):
             return row
         key = (row.kernel, row.problem, row.shape)
         if key not in self._answers_by_kernel_and_shape:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from mamf.backend import Backend, OperandPool
-from mamf.ceilings.ceiling import Ceiling, confirm_ceilings
+from mamf.ceilings.ceiling import Ceiling, find_confirmed_ceilings
 from mamf.engine.isolation import get_isolated_checker
 from mamf.engine.measure import ClockPolicy, compute_max_possible_rate, is_row_cut_short, measure_row
 from mamf.engine.regimes import Regime, StoppingRule
@@ -368,7 +368,7 @@ class RunSetup:
         requested = [
             (problem, regime, default_kernel) for problem in self.plan.problems for regime in self.plan.regimes
         ]
-        return confirm_ceilings(self.rows, requested, self.backend.info.name, self.backend.info.uuid_hash)
+        return find_confirmed_ceilings(self.rows, requested, self.backend.info.name, self.backend.info.uuid_hash)
 
 
 class Strategy(Protocol):

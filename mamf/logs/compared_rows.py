@@ -26,7 +26,7 @@ from mamf.ceilings.ceiling import (
     choose_repeatability,
     combine_rounds,
     compute_combined_rate_error,
-    confirm_ceiling,
+    find_confirmed_ceiling,
 )
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, compute_device_speeds, get_speed_context
@@ -346,7 +346,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     if not as_ceilings:
         return list(_yield_confirmed_candidates(rows))
     by_regime = group_pairs((row.regime, row) for row in rows)
-    ceilings = (confirm_ceiling(same, log.header["device"]["name"]) for same in by_regime.values())
+    ceilings = (find_confirmed_ceiling(same, log.header["device"]["name"]) for same in by_regime.values())
     return [_make_row_of_ceiling(ceiling) for ceiling in ceilings if ceiling is not None]
 
 

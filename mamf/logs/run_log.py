@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from mamf.backend import DeviceInfo, add_sharing_to_name
-from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, confirm_ceiling
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, Ceiling, combine_rounds, find_confirmed_ceiling
 from mamf.errors import LOG_TOO_LARGE_MESSAGE, MAX_LOG_BYTES, MAX_LOG_LINE_BYTES, MAX_SIZE, MamfError, RunLogError
 from mamf.logs.recording import HeaderRecord, read_plan_record
 from mamf.logs.records import (
@@ -424,7 +424,7 @@ def compute_device_speeds(rows: Sequence[Measurement]) -> DeviceSpeeds:
     speeds = {context: _compute_speeds_by_reference(same) for context, same in references.items()}
     for context, same in searches.items():
         by_device = group_pairs((row.device_index, row) for row in same if row.device_index is not None)
-        ceilings = {device: ceiling for device, own in by_device.items() if (ceiling := confirm_ceiling(own, ""))}
+        ceilings = {index: ceiling for index, own in by_device.items() if (ceiling := find_confirmed_ceiling(own, ""))}
         if context in speeds and ceilings.keys() >= speeds[context].keys():
             speeds[context] = _compute_speeds_by_ceilings(ceilings)
     return speeds

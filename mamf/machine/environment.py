@@ -117,7 +117,7 @@ def check_host_load() -> CheckResult:
         "host load",
         "ok" if busy_percent < _MIN_BUSY_HOST_PERCENT else "warning",
         f"the host's CPU is {busy_percent:.0f} % busy",
-        cost="the host may queue launches late, so rates of small shapes are noisy",
+        effect="the host may queue launches late, so rates of small shapes are noisy",
         command="top -o %CPU   # shows what runs",
     )
 
@@ -189,7 +189,7 @@ def format_check_result(result: CheckResult) -> str:
     is_warning = result.verdict == "warning"
     parts = [
         f"{_VERDICT_LABELS[result.verdict]} {result.check_name}: {result.finding}",
-        result.cost if is_warning else "",
+        result.effect if is_warning else "",
         f"to fix: {result.command}" if is_warning and result.command else "",
     ]
     return "; ".join(filter(None, parts))

@@ -19,7 +19,7 @@ from mamf.contribution.collection import (
     ResultRate,
     format_kernel_title,
     select_attention_rates,
-    select_best_per_problem,
+    select_best_rate_per_problem,
 )
 from mamf.contribution.review import make_folder_name
 from mamf.contribution.tables import make_attention_columns, make_kernel_columns, make_rate_columns, make_text_column
@@ -270,7 +270,7 @@ def make_device_page(name: str, data: SiteData, logs_address: str) -> Page:
     log, attention = _make_log_column(logs_address), select_attention_rates(data.attention_rates, per_kernel=True)
     operation_column: Column[ResultRate] = make_text_column("operation", lambda rate: rate.row.operation)
     kernels = _make_table_unless_empty(
-        [operation_column, *make_kernel_columns(), log], select_best_per_problem(data.kernel_rates)
+        [operation_column, *make_kernel_columns(), log], select_best_rate_per_problem(data.kernel_rates)
     )
     ceiling_columns: list[Column[SiteCeiling]] = [
         *_make_figure_columns(),

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mamf.ceilings.ceiling import Ceiling
-from mamf.ceilings.roof import MEMORY_LEVEL, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RoofPoint, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY_LEVEL, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RooflinePoint, Roofs, make_roofline_point
 from mamf.dtypes import DTYPES
 from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
@@ -66,13 +66,13 @@ class NamedCeiling(NamedTuple):
     ceiling: Ceiling
 
 
-def select_roof_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RoofPoint]:
+def select_roofline_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RooflinePoint]:
     """Return a point of the roofline chart for each measured row. Skip reference rows, which a run repeats to see
     drift, and rows of a search for ceilings.
     """
     selected = [row for row in rows if row.ok and not row.is_reference and not row.phase]
     layers = name_layer_weights(row.shape for row in selected if isinstance(row.shape, MatmulShape))
-    return [make_roof_point(row, roofs, format_row_name(row), layers.get(row.shape, "")) for row in selected]
+    return [make_roofline_point(row, roofs, format_row_name(row), layers.get(row.shape, "")) for row in selected]
 
 
 def format_row_name(row: Measurement | Ceiling) -> str:
@@ -80,7 +80,7 @@ def format_row_name(row: Measurement | Ceiling) -> str:
     return ", ".join([str(row.shape), *get_operation(row.problem.operation).list_identifying_fields(row.problem)])
 
 
-def drop_shared_fields(points: Sequence[RoofPoint]) -> tuple[list[RoofPoint], str]:
+def drop_shared_fields(points: Sequence[RooflinePoint]) -> tuple[list[RooflinePoint], str]:
     """Return the points with new names, and a text with the fields of a problem that all points share. The name of a
     point consists of its shape and the other fields of its problem.
     """
@@ -93,7 +93,7 @@ def drop_shared_fields(points: Sequence[RoofPoint]) -> tuple[list[RoofPoint], st
 
 
 def make_roofline_document(
-    roofs: Roofs, points: Sequence[RoofPoint], first_line: str, top: int | None = None
+    roofs: Roofs, points: Sequence[RooflinePoint], first_line: str, top: int | None = None
 ) -> Document:
     """Return the report of a roofline: the ceilings, the rows as shares of their roofs, and a conclusion. CSV contains
     the rows, or the ceilings if there are no rows.
@@ -147,7 +147,7 @@ def compute_balance_point(named: NamedCeiling, roofs: Roofs, level: str) -> floa
     return ceiling.rate / bandwidth.rate if bandwidth and ceiling.unit == "TFLOPS" else None
 
 
-POINT_COLUMNS: list[Column[RoofPoint]] = [
+POINT_COLUMNS: list[Column[RooflinePoint]] = [
     Column("row", "", lambda point: format_row_name(point.row)),
     Column("", "row", lambda point: point.name, is_left_aligned=True, min_characters=40),
     Column("kernel", "kernel", lambda point: point.row.kernel, is_left_aligned=True),
@@ -167,7 +167,7 @@ POINT_COLUMNS: list[Column[RoofPoint]] = [
 ]
 
 
-def describe_roofline_result(roofs: Roofs, best_first: Sequence[RoofPoint]) -> Iterable[str]:
+def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) -> Iterable[str]:
     """Yield lines that say how many rows are near their roof, which row is nearest, and which ceilings are missing.
     Without rows, name the regimes without a memory bandwidth, and yield lines with the balance point of each dtype: the
     FLOP per byte below which memory bandwidth limits the rate.
@@ -308,13 +308,13 @@ class RooflineChart(Picture):
         return [(name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])}) for name in names]
 
 
-def make_roofline_chart(roofs: Roofs, points: Sequence[RoofPoint], header: Mapping[str, Any]) -> RooflineChart:
+def make_roofline_chart(roofs: Roofs, points: Sequence[RooflinePoint], header: Mapping[str, Any]) -> RooflineChart:
     """Make a roofline chart of the rows that have FLOP. ``header``: the header of any log from the device."""
     markers = []
     for point in drop_shared_fields(points)[0]:
         if point.tflops is not None and point.intensity is not None:
             regime = ", sustained" if point.row.regime == SUSTAINED else ""
-            series = f"{point.layer}{regime}" if point.layer else ""
+            series = f"{point.layer_name}{regime}" if point.layer_name else ""
             markers.append(
                 RooflineMarker(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series)
             )

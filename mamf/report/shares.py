@@ -24,7 +24,7 @@ from mamf.ceilings.ceiling import (
     find_row_ceiling,
     has_card_drifted,
 )
-from mamf.ceilings.roof import MEMORY_LEVEL, Roofs, make_roof_point
+from mamf.ceilings.roof import MEMORY_LEVEL, Roofs, make_roofline_point
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, RatesByDtypeAndRegime, find_rate
 from mamf.operations.unknown import get_operation, sets_compute_ceiling
@@ -221,11 +221,11 @@ class ShareCalculator:
         return ceiling.tflops if ceiling and row.work.has_matmul_flop else None
 
     def make_share_columns(self, rows: Sequence[Measurement]) -> list[Column[Measurement]]:
-        def read_roof_point(row: Measurement, name: str) -> object:
-            point = make_roof_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
+        def read_roofline_point(row: Measurement, name: str) -> object:
+            point = make_roofline_point(row, self.roofs, str(row.shape)) if self.roofs is not None and row.ok else None
             return getattr(point, name, None)
 
-        roof, share, bound = (partial(read_roof_point, name=name) for name in ("roof_rate", "roof_share", "bound"))
+        roof, share, bound = (partial(read_roofline_point, name=name) for name in ("roof_rate", "roof_share", "bound"))
         is_model = any(get_operation(row.operation).counts_model_flop for row in rows[:1])
         roof_columns: list[Column[Measurement]] = [
             Column(make_rate_key("roof", rows[0].work.unit if rows else "TFLOPS"), "", roof),

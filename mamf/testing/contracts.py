@@ -157,7 +157,7 @@ class BackendContract:
     def test_warnings_have_a_cost_and_a_command(self, backend: Backend) -> None:
         for result in backend.check_machine():
             assert result.verdict in ("ok", "warning", "unknown")
-            assert result.verdict != "warning" or (result.cost and result.command)
+            assert result.verdict != "warning" or (result.effect and result.command)
 
     def test_resolves_names_of_dtypes(self, backend: Backend) -> None:
         assert backend.explain_unsupported_dtype(backend.default_dtype) is None

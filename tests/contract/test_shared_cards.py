@@ -40,7 +40,7 @@ def assert_named(backend, *ways):
     assert (find_peak(backend.info.name, "bfloat16", backend.info.compute_units) is None) == bool(ways)
     warned = [result for result in backend.check_machine() if result.verdict == "warning"]
     assert len(warned) == len(ways)
-    assert all(result.cost and result.command for result in warned)
+    assert all(result.effect and result.command for result in warned)
 
 
 # -- NVIDIA ----------------------------------------------------------------------------------------------------------

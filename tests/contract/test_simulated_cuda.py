@@ -191,7 +191,7 @@ def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change,
     found = check_results_of(cuda.kind(0))
     assert [name for name, result in found.items() if result.verdict == "warning"] == [check]
     assert finding in found[check].finding
-    assert found[check].cost
+    assert found[check].effect
     assert found[check].command.startswith(command)
 
 
@@ -201,7 +201,7 @@ def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
     assert driver.verdict == "warning"
     assert "CUDA 12.4" in driver.finding
     assert "12.8" in driver.finding
-    assert driver.cost
+    assert driver.effect
     assert driver.command
 
 
@@ -211,7 +211,7 @@ def test_the_cards_own_load_is_not_a_siblings(cuda):
     cuda.nvml.cards[1].utilization.gpu = 97
     found = check_results_of(cuda.kind(0))["sibling devices"]
     assert (found.verdict, found.finding) == ("warning", "other devices of this machine that are busy: 1")
-    assert found.cost
+    assert found.effect
     assert found.command
 
 
@@ -220,7 +220,7 @@ def test_harmful_variables_are_advised_against(cuda, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     found = check_results_of(cuda.kind(0))[name]
     assert (found.verdict, found.command) == ("warning", f"unset {name}")
-    assert found.cost
+    assert found.effect
 
 
 # -- dtypes ----------------------------------------------------------------------------------------------------------

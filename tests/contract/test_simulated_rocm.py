@@ -89,7 +89,7 @@ def test_without_amdsmi_the_remedy_is_named_and_the_device_still_described(rocm,
     assert isinstance(backend.telemetry, Unavailability)
     found = check_results_of(backend)["sensors"]
     assert (found.verdict, found.command) == ("warning", "pip install amdsmi")
-    assert found.cost
+    assert found.effect
     assert backend.info.compute_units == 304
 
 
@@ -142,7 +142,7 @@ def test_numa_balancing_is_read_from_the_kernel(rocm, monkeypatch, tmp_path, con
     assert found.verdict == verdict
     if verdict == "warning":
         assert found.command == "sudo sysctl kernel.numa_balancing=0"
-        assert found.cost
+        assert found.effect
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(None, "warning"), ("0", "warning"), ("1", "ok")])
@@ -151,7 +151,7 @@ def test_tunable_op_off_is_worth_a_warning(rocm, monkeypatch, value, verdict):
         monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", value)
     found = check_results_of(rocm.kind(0))["TunableOp"]
     assert found.verdict == verdict
-    assert verdict == "ok" or (found.cost and found.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
+    assert verdict == "ok" or (found.effect and found.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
 
 
 # -- a profiler's window ---------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from types import FunctionType
 
 import pytest
 
-from mamf.backend import Backend, ClockStamps, Queue
+from mamf.backend import Backend, ClockStamps, SecondQueue
 from mamf.contribution.review import review_log
 from mamf.kernel import Kernel
 from mamf.logs.run_log import read_run_log
@@ -106,7 +106,7 @@ def test_an_operation_without_kernels_says_where_they_go(installed, run, monkeyp
 def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
     code, out, _ = run("compare", "run.jsonl", "run.jsonl")
     assert code == 0
-    assert re.search("medians in [TGMk]B/s;", out)
+    assert re.search("rates in [TGMk]B/s;", out)
     assert "4 rows: " in out
     pytest.importorskip("matplotlib")
     code, out, err = run("plot", "run.jsonl")
@@ -189,7 +189,7 @@ def test_code_in_the_docs_is_in_the_file_that_it_names(name, code):
     assert [part for part in code.split("\n\n") if part.strip("\n") not in text] == []
 
 
-@pytest.mark.parametrize("contract", [Backend, Queue, ClockStamps, Kernel, Operation])
+@pytest.mark.parametrize("contract", [Backend, SecondQueue, ClockStamps, Kernel, Operation])
 def test_the_reference_describes_each_method_of_a_contract(contract):
     methods = {name: of for name, of in vars(contract).items() if not name.startswith("_") and is_method(of)}
     assert [name for name, of in methods.items() if not of.__doc__] == []

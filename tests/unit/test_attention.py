@@ -13,7 +13,7 @@ from refusals import assert_refused
 from mamf.backend import Unavailability
 from mamf.ceilings.ceiling import Ceiling, compute_card_drift, compute_mamfu, require_usable_ceiling
 from mamf.cli.parser import CommandParser
-from mamf.cli.planning import add_operation_options, make_request
+from mamf.cli.planning import add_operation_options, make_measurement_request
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import IncomparableError
 from mamf.logs.run_log import read_run_log
@@ -176,7 +176,9 @@ def test_bad_input_is_one_line(attention, arguments, said):
 def build_shapes(*asked):
     parser = CommandParser()
     add_operation_options(parser, AttentionOperation())
-    return list(make_request(AttentionOperation(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend()))
+    return list(
+        make_measurement_request(AttentionOperation(), parser.parse_args(asked)).make_labeled_shapes(SimulatedBackend())
+    )
 
 
 @pytest.mark.parametrize("preset", ATTENTION_PRESETS)

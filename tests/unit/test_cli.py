@@ -302,7 +302,7 @@ def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
 @pytest.mark.parametrize("command", [["backends"], ["kernels", "--backend", "cpu"]])
 def test_a_terminal_of_80_columns_cuts_no_word_of_a_list(run, monkeypatch, command):
     _, whole, _ = run(*command)
-    monkeypatch.setattr("mamf.cli.terminal.find_terminal_columns", lambda stream=None: 80)
+    monkeypatch.setattr("mamf.cli.terminal.find_terminal_width", lambda stream=None: 80)
     _, broken, _ = run(*command)
     assert max(map(len, whole.splitlines())) > 80 >= max(map(len, broken.splitlines()))
     assert whole.split() == broken.split()

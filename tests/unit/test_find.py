@@ -19,7 +19,7 @@ from made_rates import contributed
 from refusals import assert_refused
 
 import mamf
-from mamf.ceilings.ceiling import MIN_CONFIRMING_ROUNDS, Ceiling, confirm_ceiling
+from mamf.ceilings.ceiling import MIN_CONFIRMING_ROUNDS, Ceiling, find_confirmed_ceiling
 from mamf.engine.runner import RunSetup
 from mamf.engine.search.grid import plan_search
 from mamf.engine.search.strategy import GridSearchStrategy
@@ -60,37 +60,37 @@ def rows_of(shape, figures, **fields):
 
 @pytest.mark.parametrize("rounds", range(MIN_CONFIRMING_ROUNDS))
 def test_nothing_is_confirmed_before_there_were_enough_rounds(rounds):
-    assert confirm_ceiling(rows_of(A, [700.0] * rounds), "card") is None
+    assert find_confirmed_ceiling(rows_of(A, [700.0] * rounds), "card") is None
 
 
 def test_a_candidate_that_dropped_out_neither_wins_nor_ties():
-    ceiling = confirm_ceiling([*rows_of(A, [700] * 9), *rows_of(B, [710, 690, 710])], "card")
+    ceiling = find_confirmed_ceiling([*rows_of(A, [700] * 9), *rows_of(B, [710, 690, 710])], "card")
     assert (ceiling.shape, ceiling.tied_candidates) == (A, ())
 
 
 def test_ties_are_what_the_rounds_cannot_tell_apart():
     close, beaten = [699, 702, 698, 701, 699, 701], [697] * 6
-    ceiling = confirm_ceiling([*rows_of(A, [700] * 6), *rows_of(B, close), *rows_of(C, beaten)], "card")
+    ceiling = find_confirmed_ceiling([*rows_of(A, [700] * 6), *rows_of(B, close), *rows_of(C, beaten)], "card")
     assert {ceiling.shape, *(shape for shape, _ in ceiling.tied_candidates)} == {A, B}
 
 
 def test_what_is_faster_than_the_winner_in_fresh_rounds_is_told_beside_it():
     chosen = [*rows_of(A, [701] * 6, phase="choose"), *rows_of(B, [700] * 6, phase="choose")]
-    ceiling = confirm_ceiling([*chosen, *rows_of(A, [700] * 6), *rows_of(B, [702] * 6)], "card")
+    ceiling = find_confirmed_ceiling([*chosen, *rows_of(A, [700] * 6), *rows_of(B, [702] * 6)], "card")
     assert (ceiling.shape, ceiling.tied_candidates) == (A, ((B, KERNEL),))
 
 
 @given(st.lists(st.floats(0.9, 1.1), min_size=6, max_size=12))
 def test_drift_that_all_candidates_share_in_a_round_does_not_hide_who_is_faster(drift):
     faster, slower = ([share * figure for share in drift] for figure in (700, 699))
-    ceiling = confirm_ceiling([*rows_of(A, faster), *rows_of(B, slower)], "card")
+    ceiling = find_confirmed_ceiling([*rows_of(A, faster), *rows_of(B, slower)], "card")
     assert (ceiling.shape, ceiling.tied_candidates) == (A, ())
 
 
 @given(st.lists(st.lists(st.floats(1, 1000), min_size=3, max_size=9), min_size=1, max_size=3))
 def test_the_interval_holds_the_figure_and_no_finalist_is_higher(rounds):
     rows = [row for shape, figures in zip((A, B, C), rounds, strict=False) for row in rows_of(shape, figures)]
-    ceiling = confirm_ceiling(rows, "card")
+    ceiling = find_confirmed_ceiling(rows, "card")
     most = max(map(len, rounds))
     assert ceiling.interval.low <= ceiling.tflops <= ceiling.interval.high
     assert ceiling.tflops == pytest.approx(
@@ -248,7 +248,7 @@ def test_what_chose_a_candidate_never_confirms_it(both, regime):
     find, rows = both
     info = find.backend.info
     ceiling = find.ceilings[regime]
-    assert ceiling == confirm_ceiling(final_rounds(rows, regime), info.name, info.uuid_hash, KERNEL)
+    assert ceiling == find_confirmed_ceiling(final_rounds(rows, regime), info.name, info.uuid_hash, KERNEL)
     own = [row for row in confirmations(rows, regime) if row.shape == ceiling.shape]
     assert ceiling.tflops == pytest.approx(statistics.median(row.best_rate for row in own), rel=2e-3)
     assert ceiling.round_count == len(own)
@@ -406,12 +406,12 @@ def test_the_report_says_what_the_default_gives():
     fast = [*rows_of(A, [800.0] * 3, kernel="triton[x]"), *rows_of(A, [790.0] * 3, kernel="triton[x]", phase="choose")]
     default = [*rows_of(A, [600.0] * 3, phase="choose"), *rows_of(B, [640.0, 650.0, 660.0], phase="choose")]
     scouts = rows_of(C, [655.0], phase="scout")
-    ceiling = confirm_ceiling([*fast, *default], "card", default_kernel=KERNEL)
+    ceiling = find_confirmed_ceiling([*fast, *default], "card", default_kernel=KERNEL)
     header = {"device": {"name": "card", "compute_units": None}}
     told = describe_ceiling_accuracy(ceiling, [*scouts, *default, *fast], header)
     assert any("triton[x] gains +31.7 % over the default kernel" in line for line in told)
     assert f"    the default kernel, {KERNEL}, reaches at most 650.0 TFLOPS @ {B}" in told
-    own = confirm_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
+    own = find_confirmed_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in describe_ceiling_accuracy(own, [*scouts, *default], header))
 
 

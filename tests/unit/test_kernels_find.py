@@ -5,7 +5,7 @@ import shutil
 import pytest
 from contribution_logs import found
 
-from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, confirm_ceiling
+from mamf.ceilings.ceiling import CHOOSE_PHASE, CONFIRM_PHASE, find_confirmed_ceiling
 from mamf.cli import main
 from mamf.logs.run_log import read_run_log
 
@@ -33,7 +33,7 @@ def test_ceilings_are_what_fresh_rounds_give(log):
     for (problem, regime), ceiling in log.other_ceilings.items():
         rows = [row for row in log.measurements if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
         own = [row for row in rows if (row.problem, row.regime) == (problem, regime)]
-        again = confirm_ceiling(own, device["name"], device["uuid_hash"], "simulated-attention")
+        again = find_confirmed_ceiling(own, device["name"], device["uuid_hash"], "simulated-attention")
         assert (again.shape, again.kernel, again.round_count) == (ceiling.shape, ceiling.kernel, ceiling.round_count)
         assert ceiling.rate == pytest.approx(again.rate, rel=1e-5)
 

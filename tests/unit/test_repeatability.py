@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mamf.calibration import look_up_repeatability
-from mamf.ceilings.ceiling import confirm_ceiling
+from mamf.ceilings.ceiling import find_confirmed_ceiling
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule, SustainedRegime
 from mamf.logs.records import make_measurement_record, read_measurement_record
@@ -203,7 +203,7 @@ def test_held_out_rounds_take_the_winners_curse_off():
     for _ in range(80):
         choosing = [row for shape in shapes for row in rounds_of("choose", 800.0, 6, chooser, shape)]
         fresh = [row for shape in shapes for row in rounds_of("confirm", 800.0, 9, chooser, shape)]
-        ceiling = confirm_ceiling([*choosing, *fresh], "card")
+        ceiling = find_confirmed_ceiling([*choosing, *fresh], "card")
         chosen = [row.best_rate for row in choosing if row.shape == ceiling.shape]
         of_choice.append(statistics.median(chosen) / 800 - 1)
         of_ceiling.append(ceiling.tflops / 800 - 1)
@@ -219,7 +219,9 @@ def test_a_sustained_ceiling_is_all_work_over_all_time():
     ]
     seconds = sum(row.launch_count * row.summary.mean for row in rows)
     choosing = [replace(row, phase="choose") for row in rows]
-    assert confirm_ceiling([*choosing, *rows], "card").tflops == pytest.approx(1000 * SHAPE.flop / seconds / 1e12)
+    assert find_confirmed_ceiling([*choosing, *rows], "card").tflops == pytest.approx(
+        1000 * SHAPE.flop / seconds / 1e12
+    )
 
 
 def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibration():

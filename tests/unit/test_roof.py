@@ -8,7 +8,7 @@ from made_rates import ceiling
 from rendering import render, render_roofline
 
 from mamf.backend import DeviceInfo
-from mamf.ceilings.roof import CACHE_LEVEL, MEMORY_LEVEL, build_roofs, find_memory_level, make_roof_point
+from mamf.ceilings.roof import CACHE_LEVEL, MEMORY_LEVEL, build_roofs, find_memory_level, make_roofline_point
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -16,7 +16,7 @@ from mamf.operations.bandwidth.operation import BandwidthOperation, BandwidthPro
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.logs import make_kernels_chart
 from mamf.report.charts.picture import draw_figure
-from mamf.report.roofline import make_roofline_chart, make_tracelens_architecture, select_roof_points
+from mamf.report.roofline import make_roofline_chart, make_tracelens_architecture, select_roofline_points
 from mamf.report.shares import ShareCalculator
 from mamf.statistics import summarize_samples
 
@@ -60,7 +60,7 @@ DECODE = [
 
 
 def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
-    skinny, fat = (make_roof_point(each, ROOFS, "") for each in (DECODE[0], row(MatmulProblem(), WINNER, 840.0)))
+    skinny, fat = (make_roofline_point(each, ROOFS, "") for each in (DECODE[0], row(MatmulProblem(), WINNER, 840.0)))
     nbytes = 2 * (SIDE * SIDE + 2 * SIDE)
     assert skinny.intensity == pytest.approx(2 * SIDE * SIDE / nbytes)
     assert (skinny.bound, skinny.roof_rate) == ("bandwidth", pytest.approx(skinny.intensity * 4.39))
@@ -69,21 +69,21 @@ def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
 
 
 def test_what_counts_bytes_runs_into_bandwidth_alone():
-    copy = make_roof_point(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
+    copy = make_roofline_point(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
     assert (copy.row.work.unit, copy.roof_rate, copy.bound, copy.tflops) == (
         "TB/s",
         pytest.approx(4.39),
         "bandwidth",
         None,
     )
-    triad = make_roof_point(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
+    triad = make_roofline_point(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
     assert triad.intensity == pytest.approx(2 / 12)
 
 
 def test_a_share_is_of_its_own_dtype_and_regime_or_none():
-    assert make_roof_point(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").roof_share is None
-    assert make_roof_point(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").roof_share is None
-    assert make_roof_point(
+    assert make_roofline_point(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").roof_share is None
+    assert make_roofline_point(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").roof_share is None
+    assert make_roofline_point(
         row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, ""
     ).roof_rate == pytest.approx(707.0)
 
@@ -91,7 +91,7 @@ def test_a_share_is_of_its_own_dtype_and_regime_or_none():
 def test_a_fill_is_no_roof_and_under_none():
     fill = read(16 * GIB, 4.68, pattern="write")
     assert build_roofs([*MEASURED, fill], L2).bandwidth_ceilings == ROOFS.bandwidth_ceilings
-    assert make_roof_point(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").roof_share is None
+    assert make_roofline_point(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").roof_share is None
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
 
 
 def test_the_table_has_balance_points_and_each_rows_distance():
-    text = render_roofline("table", ROOFS, select_roof_points(DECODE, ROOFS), "head")
+    text = render_roofline("table", ROOFS, select_roofline_points(DECODE, ROOFS), "head")
     assert "196.4" in text and "113.4" in text  # bfloat16 over memory, over the cache
     assert "near the limit (80 % of the roof and more)" in text and "% of the compute roof" in text.splitlines()[-1]
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
@@ -145,15 +145,15 @@ def test_the_table_has_balance_points_and_each_rows_distance():
 def test_rows_differ_at_80_columns_by_what_they_do_not_share():
     shape = AttentionShape(1, 16, 16, 1024, 1024, 128, 128)
     rows = [row(AttentionProblem(direction=each), shape, 300.0) for each in ("fwd", "bwd")]
-    text = render_roofline("table", ROOFS, select_roof_points(rows, ROOFS), "head")
+    text = render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS), "head")
     names = [line.split("  ")[0] for line in text.splitlines() if line.startswith(str(shape))]
     assert sorted(names) == [f"{shape}, bwd", f"{shape}, fwd"]
-    lines = render_roofline("table", ROOFS, select_roof_points(rows[:1], ROOFS), "head").splitlines()
+    lines = render_roofline("table", ROOFS, select_roofline_points(rows[:1], ROOFS), "head").splitlines()
     assert "fwd" in lines and any(line.startswith(f"{shape}  ") for line in lines)
 
 
 def test_rows_are_told_as_csv_and_json():
-    points = select_roof_points(DECODE, ROOFS)
+    points = select_roofline_points(DECODE, ROOFS)
     header, first, *_ = render_roofline("csv", ROOFS, points).splitlines()
     assert header.startswith("row,kernel,regime,dtype,intensity_flop_per_byte,rate,unit")
     assert first.startswith("512x8192x8192,torch.mm")
@@ -193,7 +193,7 @@ def attention():
 
 
 def test_ceilings_are_lines_and_rows_are_marks():
-    chart = make_roofline_chart(ROOFS, select_roof_points(DECODE, ROOFS), HEADER)
+    chart = make_roofline_chart(ROOFS, select_roofline_points(DECODE, ROOFS), HEADER)
     assert sorted((line.label.partition(" ")[0], line.is_sustained) for line in chart.lines) == [
         ("", True),  # memory in sustained is as fast as in burst, whose line has a label
         *(
@@ -208,7 +208,7 @@ def test_ceilings_are_lines_and_rows_are_marks():
     assert rising.end == pytest.approx((1693 / 4.39, 1693))
     assert [mark.label for mark in chart.markers] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
     assert {mark.series for mark in chart.markers} == {"Mx8192x8192"}
-    assert chart.markers[0].position == pytest.approx((make_roof_point(DECODE[0], ROOFS, "").intensity, 3.7))
+    assert chart.markers[0].position == pytest.approx((make_roofline_point(DECODE[0], ROOFS, "").intensity, 3.7))
 
 
 def test_a_slow_memory_is_drawn_in_the_unit_of_its_table():
@@ -221,7 +221,7 @@ def test_a_slow_memory_is_drawn_in_the_unit_of_its_table():
 def test_labels_touch_neither_one_another_nor_a_mark():
     from matplotlib.text import Annotation, Text
 
-    chart = make_roofline_chart(ROOFS, select_roof_points([*DECODE, *attention()], ROOFS), HEADER)
+    chart = make_roofline_chart(ROOFS, select_roofline_points([*DECODE, *attention()], ROOFS), HEADER)
     axes = draw_figure(chart).axes[0]
     series = {mark.series for mark in chart.markers}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in series]
@@ -253,4 +253,4 @@ def test_a_product_with_an_unusual_output_is_no_roof_of_its_dtype():
     roofs = build_roofs([alone, usual, read(16 * GIB, 4.39)], L2)
     assert make_tracelens_architecture(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
     row_of_int8 = row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
-    assert make_roof_point(row_of_int8, roofs, "").roof_share == pytest.approx(0.5)
+    assert make_roofline_point(row_of_int8, roofs, "").roof_share == pytest.approx(0.5)

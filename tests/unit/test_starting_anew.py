@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import pytest
 
-from mamf.ceilings.ceiling import CONFIRM_PHASE, confirm_ceiling
+from mamf.ceilings.ceiling import CONFIRM_PHASE, find_confirmed_ceiling
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import StoppingRule, SustainedRegime
 from mamf.engine.runner import Runner
@@ -117,7 +117,7 @@ def test_a_ceiling_is_of_several_states():
 
 
 def test_finds_repeat_though_each_state_is_drawn():
-    rates = [confirm_ceiling(confirmed_rows(seed), "a device").rate for seed in range(12)]
+    rates = [find_confirmed_ceiling(confirmed_rows(seed), "a device").rate for seed in range(12)]
     assert statistics.stdev(rates) / statistics.fmean(rates) < 0.004  # 0.65 % where a run stays in one state
 
 

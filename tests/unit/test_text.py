@@ -109,4 +109,4 @@ def test_a_terminal_that_does_not_say_its_width_has_80_columns(monkeypatch, name
     monkeypatch.setenv("COLUMNS", named)
     monkeypatch.setattr(terminal, "get_report_stream", lambda: SimpleNamespace(isatty=lambda: True, fileno=lambda: 1))
     monkeypatch.setattr(terminal.os, "get_terminal_size", lambda descriptor: os.terminal_size((size, 0)))
-    assert terminal.find_terminal_columns() == columns
+    assert terminal.find_terminal_width() == columns

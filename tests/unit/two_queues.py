@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from mamf.backend import Queue
+from mamf.backend import SecondQueue
 from mamf.operations.overlap import MIN_OVERLAP_SHAPE, WorkPairKernel
 from mamf.testing import SimulatedBackend, SimulatedBandwidth, SimulatedCollective, SimulatedCopies, SimulatedMatmul
 
@@ -25,7 +25,7 @@ class Job:
         return all(each.end is not None for each in self.after)
 
 
-class Aside(Queue):
+class Aside(SecondQueue):
     def __init__(self, device):
         self.device = device
 

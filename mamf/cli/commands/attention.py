@@ -13,8 +13,8 @@ from mamf.cli.planning import AnyOperation, add_operation_options
 from mamf.cli.session import Session, print_plan, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
-    add_devices_options,
     add_measuring_options,
+    add_multi_device_options,
     add_run_options,
     add_shared_options,
     warn,
@@ -81,7 +81,7 @@ def add_options(parser: CommandParser) -> None:
         "is not measured)",
     )
     add_device_options(parser)
-    add_devices_options(parser)
+    add_multi_device_options(parser)
     add_run_options(parser)
     add_shared_options(parser, "--format", "--top", "--wide")
 
@@ -117,7 +117,7 @@ class _AttentionSession(Session):
 
     def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
         from mamf.ceilings.roof import make_ceiling_key
-        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings, require_same_ceilings
+        from mamf.cli.ceilings import list_needed_ceiling_keys, read_given_ceilings, require_same_ceilings
 
         super().__init__(request, options, *session_arguments)
         logged_ceilings = (
@@ -128,7 +128,7 @@ class _AttentionSession(Session):
         self.ceilings: dict[tuple[str, str], Ceiling] = {
             make_ceiling_key(ceiling): ceiling for ceiling in logged_ceilings
         }
-        given_ceilings = read_given_ceilings(options, list_needed_ceilings(self.plan), self.backend)
+        given_ceilings = read_given_ceilings(options, list_needed_ceiling_keys(self.plan), self.backend)
         if self.resumed_log and self.resumed_plan:
             require_same_ceilings(options, self.resumed_log, self.resumed_plan, given_ceilings)
         self.given_ceilings_to_log = {
@@ -152,9 +152,9 @@ class _AttentionSession(Session):
 
     def _list_searches_for_missing_ceilings(self) -> list[Plan]:
         from mamf.ceilings.roof import get_ceiling_name
-        from mamf.cli.ceilings import divide_search_budget, list_needed_ceilings
+        from mamf.cli.ceilings import divide_search_budget, list_needed_ceiling_keys
 
-        names = {key[0] for key in list_needed_ceilings(self.plan) if find_rate(self.ceilings, *key) is None}
+        names = {key[0] for key in list_needed_ceiling_keys(self.plan) if find_rate(self.ceilings, *key) is None}
         return divide_search_budget(
             self.plan.budget_seconds, [search for search in self.plan.searches if get_ceiling_name(search) in names]
         )

@@ -10,7 +10,7 @@ import argparse
 from contextlib import ExitStack
 from pathlib import Path
 
-from mamf.cli.reading import read_log, yield_local_file
+from mamf.cli.reading import open_as_local_path, read_log
 from mamf.cli.terminal import add_shared_options, print_document, warn
 from mamf.cli.watching import REGRESSION_EXIT_CODE
 from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, UsageError, parse_share
@@ -63,7 +63,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         )
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as open_files:
-        files = [[open_files.enter_context(yield_local_file(path)) for path in side] for side in sides]
+        files = [[open_files.enter_context(open_as_local_path(path)) for path in side] for side in sides]
         finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
         if any(finder_runs):  # Rows of mamf-finder match no rows of other logs, so print the logs side by side.
             if len(finder_runs) != 2:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import CommandParser
-from mamf.cli.planning import add_operation_options, make_request, make_requested_operation
+from mamf.cli.planning import add_operation_options, make_measurement_request, make_requested_operation
 from mamf.cli.resuming import measure_with_signal_handler, require_same_kernels
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
-    add_devices_options,
+    add_multi_device_options,
     add_run_options,
     add_session_options,
     add_shared_options,
@@ -78,7 +78,7 @@ def add_options(parser: CommandParser) -> None:
     )
     add_shared_options(search_group, "--precision")
     add_device_options(parser)
-    add_devices_options(parser)
+    add_multi_device_options(parser)
     add_run_options(parser, budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype")
     add_shared_options(parser, "--format", "--top", "--wide")
 
@@ -107,7 +107,7 @@ def _run_search_per_dtype(options: argparse.Namespace) -> int:
     def search_remaining_dtypes(signal_handler: SignalHandler, resumed: ResumedLog | None) -> int:
         if len(dtypes) > 1:  # Report an unsupported dtype before mamf measures any dtype.
             backend = open_backend(options.backend or "auto", options.device or 0)
-            for problem in make_request(options.requested_operation, options).make_problems(backend):
+            for problem in make_measurement_request(options.requested_operation, options).make_problems(backend):
                 choose_search_kernels(backend, problem, options.kernel)
         for dtype in dtypes[len(options.finished_exit_codes) :]:
             options.dtype = dtype
@@ -141,7 +141,7 @@ class _MatmulSearchSession(Session):
 
         options, logged_plan = self.options, self.resumed_plan
         if logged_plan is None:
-            (problem,) = make_request(self.operation, options).make_problems(self.backend)
+            (problem,) = make_measurement_request(self.operation, options).make_problems(self.backend)
             self._search_plan, opened_kernels = plan_search(
                 self.backend,
                 problem,
@@ -176,7 +176,7 @@ class _MatmulSearchSession(Session):
         options = self.options
         return replace(
             logged_plan,
-            problems=make_request(self.operation, options).make_problems(self.backend),
+            problems=make_measurement_request(self.operation, options).make_problems(self.backend),
             regimes=choose_regimes(options.regime, CEILING_REGIMES),
             precision=options.precision or Plan.precision,
             options=replace(logged_plan.options, is_quick=bool(options.quick)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from mamf.backend import Backend
 from mamf.cli import run_command
-from mamf.cli.planning import add_operation_options, make_request
+from mamf.cli.planning import add_operation_options, make_measurement_request
 from mamf.cli.resuming import has_plan_options, make_contradiction_error
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_session_options, add_shared_options, print_needed_memory, warn
@@ -81,7 +81,7 @@ def _profile_single_row(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import make_run_options
 
     backend = open_backend(options.backend or "auto", options.device or 0)
-    request = make_request(ModelOperation(), options)
+    request = make_measurement_request(ModelOperation(), options)
     rows = [(kernel, problem, shape) for kernel in options.kernel or () for problem in request.make_problems(backend)
             for shape in request.make_labeled_shapes(backend)]  # fmt: skip
     if len(rows) != 1:
@@ -119,13 +119,13 @@ class ModelSession(Session):
 
     def __init__(self, *session_arguments: Any) -> None:
         from mamf.ceilings.ceiling import copy_as_given_ceiling
-        from mamf.cli.ceilings import list_needed_ceilings, read_given_ceilings
+        from mamf.cli.ceilings import list_needed_ceiling_keys, read_given_ceilings
         from mamf.engine.estimate import measure_matmul_flops
         from mamf.logs.records import make_known_ceiling_record
         from mamf.operations.matmul.operation import make_matmul_kernel, make_problem
 
         super().__init__(*session_arguments)
-        needed_keys = list_needed_ceilings(self.plan)
+        needed_keys = list_needed_ceiling_keys(self.plan)
         self.known_ceilings = dict(self.resumed_log.known_ceilings) if self.resumed_log else {}
         for key, each in read_given_ceilings(self.options, needed_keys, self.backend).items():
             ceiling, previous_ceiling = copy_as_given_ceiling(each), self.known_ceilings.get(key)
@@ -157,12 +157,14 @@ class ModelSession(Session):
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 
     def make_strategy(self, setup: RunSetup) -> RowsStrategy:
-        from mamf.cli.ceilings import list_needed_ceilings
+        from mamf.cli.ceilings import list_needed_ceiling_keys
         from mamf.engine.strategies.rows import RowsStrategy
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_known_ceiling_record
 
-        missing_keys = [key for key in list_needed_ceilings(self.plan) if find_rate(self.known_ceilings, *key) is None]
+        missing_keys = [
+            key for key in list_needed_ceiling_keys(self.plan) if find_rate(self.known_ceilings, *key) is None
+        ]
         self.known_ceilings |= find_known_ceilings(self.backend, missing_keys)
         logged_ceilings = self.resumed_log.known_ceilings if self.resumed_log else {}
         new_records = [

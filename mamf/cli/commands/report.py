@@ -38,14 +38,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     from tqdm import tqdm
 
-    from mamf.cli.reading import yield_local_file
+    from mamf.cli.reading import open_as_local_path
     from mamf.machine.environment import pause_garbage_collection
     from mamf.pages.report import make_report_page
     from mamf.report.charts.picture import NO_MATPLOTLIB_REASON, make_file_exists_error
     from mamf.report.page import render_page
 
     with ExitStack() as open_files, pause_garbage_collection():
-        paths = [path if path.is_dir() else open_files.enter_context(yield_local_file(path)) for path in options.logs]
+        paths = [path if path.is_dir() else open_files.enter_context(open_as_local_path(path)) for path in options.logs]
         show_progress = partial(tqdm, file=sys.stderr, disable=None, leave=False)
         content = make_report_page(paths, partial(show_progress, desc="reading", unit="log"))
         if options.output.exists() and not options.overwrite:

@@ -122,7 +122,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     In a claim from --claim, the problem is a dict that has only the fields in the claim's text. ``open_kernels`` makes
     it a whole problem for the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
-    from mamf.cli.reading import read_log, yield_local_file
+    from mamf.cli.reading import open_as_local_path, read_log
     from mamf.logs.judging import make_claims
 
     if options.claim:
@@ -133,7 +133,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
                 "about one operation only"
             )
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
-    with yield_local_file(options.source) as file:
+    with open_as_local_path(options.source) as file:
         log = read_log(file)
         return log.plan.operation, make_claims(log, options.top), log
 

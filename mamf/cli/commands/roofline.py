@@ -31,7 +31,7 @@ from mamf.files import create_file_atomically, make_folder, write_file_atomicall
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
 
 if TYPE_CHECKING:
-    from mamf.ceilings.roof import RoofPoint
+    from mamf.ceilings.roof import RooflinePoint
 
 EXAMPLES = """examples:
   mamf roofline                                             measure the ceilings of compute, memory and cache
@@ -100,7 +100,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         make_roofline_chart,
         make_roofline_document,
         make_tracelens_architecture,
-        select_roof_points,
+        select_roofline_points,
     )
 
     export_path = options.export_file or (Path(f"{options.export}.json") if options.export else None)
@@ -127,22 +127,26 @@ def run_with_options(options: argparse.Namespace) -> int:
     roofs = build_roofs_from_logs(logs, options.anyway)
     if options.regime:
         roofs = roofs.select_regimes(options.regime)
-    roof_points: list[RoofPoint] = []
+    roofline_points: list[RooflinePoint] = []
     for log in row_logs:
         if not options.anyway:
             require_same_card(log, roofs)
-        points_of_log = select_roof_points(log.measurements, roofs)
+        points_of_log = select_roofline_points(log.measurements, roofs)
         if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
-        roof_points += points_of_log
-    print_document(options, make_roofline_document(roofs, roof_points, describe_machine(logs[0].header), options.top))
+        roofline_points += points_of_log
+    print_document(
+        options, make_roofline_document(roofs, roofline_points, describe_machine(logs[0].header), options.top)
+    )
     header = logs[0].header
     if export_path:
         content = json.dumps(make_tracelens_architecture(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
         (write_file_atomically if options.overwrite else create_file_atomically)(export_path, content.encode())
         print_line(f"{options.export}: {export_path}", choose_note_stream(options))
     if options.picture:
-        save_figure(draw_figure(make_roofline_chart(roofs, roof_points, header)), options.picture, options.overwrite)
+        save_figure(
+            draw_figure(make_roofline_chart(roofs, roofline_points, header)), options.picture, options.overwrite
+        )
         print_line(f"figure: {options.picture}", choose_note_stream(options))
     return exit_code
 

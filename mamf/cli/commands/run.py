@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import CommandParser
-from mamf.cli.planning import add_launch_options, make_request
+from mamf.cli.planning import add_launch_options, make_measurement_request
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line
 from mamf.errors import UsageError
 from mamf.kernel import Work
@@ -65,7 +65,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
 
     operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
-    request = make_request(operation, options)
+    request = make_measurement_request(operation, options)
     backend = open_backend(options.backend or "auto", options.device or 0)
     ((_, kernel),) = choose_kernels(operation, backend, [options.kernel])
     shape = _get_single_value(

@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mamf.cli.reading import read_log, read_roofs, show_reading_progress, yield_local_file
+from mamf.cli.reading import open_as_local_path, read_log, read_roofs, show_reading_progress
 from mamf.cli.terminal import add_shared_options, print_document
 from mamf.errors import UsageError
 from mamf.plans import SWEEP
@@ -46,7 +46,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     elif path.is_dir():
         print_document(options, _make_folder_document(path))
     else:
-        with yield_local_file(path) as file:
+        with open_as_local_path(path) as file:
             print_document(options, make_log_document(file, options))
     return 0
 

@@ -12,8 +12,8 @@ from mamf.cli.planning import add_operation_options, make_plan, make_requested_o
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
-    add_devices_options,
     add_measuring_options,
+    add_multi_device_options,
     add_run_options,
     add_session_options,
     add_shared_options,
@@ -88,7 +88,7 @@ def add_options(parser: CommandParser) -> None:
         help="number of shapes between two measurements of --reference (default: 100)",
     )
     add_device_options(parser)
-    add_devices_options(parser)
+    add_multi_device_options(parser)
     add_run_options(parser)
     add_shared_options(parser, "--ceiling", default_text="none; rows then show no share of a ceiling")
     add_shared_options(parser, "--format", "--top", "--wide")

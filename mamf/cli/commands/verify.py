@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from mamf.cli.planning import make_requested_operation
 from mamf.cli.session import Session, run_session
 from mamf.cli.terminal import (
-    add_devices_options,
+    add_multi_device_options,
     add_run_options,
     add_shared_options,
     parse_index,
@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group = parser.add_argument_group("device")
     add_shared_options(group, "--backend", "--device")
-    add_devices_options(parser, "all")
+    add_multi_device_options(parser, "all")
     add_run_options(
         parser,
         budget_default=f"{VERIFY_BUDGET_SECONDS:.0f}s",
@@ -114,7 +114,7 @@ class _VerifySession(Session):
         plan = self.plan
         print_line(f"kernels: {', '.join(plan.kernels)}; {' and '.join(plan.regimes)} for {plan.budget_seconds:.0f} s")
 
-    def make_log_name_label(self) -> str:
+    def make_log_name_part(self) -> str:
         return f"device{self.backend.index}"
 
     def is_run_complete(self) -> bool:

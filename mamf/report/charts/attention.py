@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mamf.ceilings.ceiling import Ceilings, find_row_ceiling
-from mamf.ceilings.roof import COMPUTE_BOUND, MEMORY_LEVEL, Roofs, make_roof_point
+from mamf.ceilings.roof import COMPUTE_BOUND, MEMORY_LEVEL, Roofs, make_roofline_point
 from mamf.errors import UsageError
 from mamf.measurement import Measurement, find_rate, group_pairs
 from mamf.operations.attention.operation import ATTENTION_DIRECTIONS, BACKWARD_FLOP_FACTORS, AttentionShape
@@ -247,7 +247,7 @@ def make_decode_chart(
         return ", ".join(filter(None, parts))
 
     limit, unit, is_compute = roofs and roofs.bandwidth_ceilings.get((MEMORY_LEVEL, regime)), "TB/s", False
-    if roofs and all(make_roof_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
+    if roofs and all(make_roofline_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.matmul_ceilings), "TFLOPS", True
     counted = {id(row): row.work.flop / row.work_amount if is_compute else 1.0 for row in measured}
     unit, factor = choose_unit(unit, [row.best_rate * counted[id(row)] for row in measured])

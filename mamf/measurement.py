@@ -176,8 +176,8 @@ class Conditions:
     - ``throttle_shares``: the share of sensor readings with each throttle reason; only for single measurements.
     - ``true_clock_hz``: the mean clock of the compute units during launches. A kernel on the device measures it with a
       clock counter.
-    - ``cycles_used``: the measured rate, as a share of the rate that the compute units would reach if they worked in
-      every cycle at ``true_clock_hz`` (mamf.plausibility).
+    - ``used_cycle_share``: the measured rate, as a share of the rate that the compute units would reach if they worked
+      in every cycle at ``true_clock_hz`` (mamf.plausibility).
     """
 
     clock_hz: float | None = None
@@ -186,7 +186,7 @@ class Conditions:
     throttle_reasons: tuple[str, ...] = ()
     throttle_shares: Mapping[str, float] = field(default_factory=dict)
     true_clock_hz: float | None = None
-    cycles_used: float | None = None
+    used_cycle_share: float | None = None
 
 
 @dataclass(frozen=True)
@@ -194,55 +194,55 @@ class Measurement(NotebookTable):
     """A row of a log: the measurement of one kernel on one shape in one regime. The operation defines the types of
     ``shape`` (the sizes, such as M, N and K) and ``problem`` (dtypes, data and options).
 
-    - ``best_by``: the statistic of the samples by which mamf ranks rows of this regime: ``median``, ``mean`` or
-      ``fastest``.
+    - ``ranking_statistic``: the statistic of the samples by which mamf ranks rows of this regime: ``median``, ``mean``
+      or ``fastest``.
     - ``status``, ``reason``: whether the kernel was measured (``ok``) and, if it was not, why.
-    - ``samples``: seconds per launch, after subtraction of ``timer_overhead``. A sample is one launch or, in the
-      sustained regime, the mean of a block of launches. ``implausible_samples``: samples that are faster than the
+    - ``samples``: seconds per launch, after subtraction of ``timer_overhead_seconds``. A sample is one launch or, in
+      the sustained regime, the mean of a block of launches. ``implausible_samples``: samples that are faster than the
       device can be.
-    - ``error``: the largest relative error of the verified outputs.
+    - ``relative_error``: the largest relative error of the verified outputs.
     - ``is_reference``: True if the row was measured only to compare the run's other rows with it: a reference shape, or
       the matmul of the device's ceiling.
-    - ``phase``, ``round``: the part of a search for a ceiling that the measurement belongs to; empty and 0 outside
-      searches.
+    - ``phase``, ``round_number``: the part of a search for a ceiling that the measurement belongs to; empty and 0
+      outside searches.
     - ``details``: further findings of the kernel or the regime, by name.
     - ``peak_memory_bytes``: the memory that a launch needs for operands, saved tensors and allocations (attention and
       models only). ``peak_reserved_bytes``: memory that the process has reserved on the device, including unused blocks
       of its allocator (models only).
     - ``repeatability``: how much the results of repeated runs differ; None if this is unknown, as in converted logs.
-    - ``device``: the index of the device that measured the row, if several devices share the run. ``device_speed``: the
-      speed of that device relative to the run's first device, from a shape that both measured; None if unknown
-      (mamf.logs.run_log). ``device_speed_half_width``: half the width of the interval of ``device_speed``, as a share
-      of ``device_speed``.
-    - ``timer_accuracy``: the timing error of a short launch, in seconds, that all repeated runs share; 0 if unknown.
+    - ``device_index``: the index of the device that measured the row, if several devices share the run.
+      ``device_speed``: the speed of that device relative to the run's first device, from a shape that both measured;
+      None if unknown (mamf.logs.run_log). ``device_speed_half_width``: half the width of the interval of
+      ``device_speed``, as a share of ``device_speed``.
+    - ``timer_error_seconds``: the timing error of a short launch, which all repeated runs share; 0 if unknown.
     """
 
     shape: Any
     kernel: str
     problem: Any
     regime: str
-    best_by: str
+    ranking_statistic: str
     status: MeasurementStatus
     reason: str = ""
     summary: SampleSummary | None = None
     samples: tuple[float, ...] = ()
     implausible_samples: tuple[float, ...] = ()
-    launches: int = 0
-    timer_overhead: float = 0.0
-    error: float | None = None
+    launch_count: int = 0
+    timer_overhead_seconds: float = 0.0
+    relative_error: float | None = None
     conditions: Conditions = field(default_factory=Conditions)
     remarks: tuple[str, ...] = ()
     is_reference: bool = False
     phase: str = ""
-    round: int = 0
+    round_number: int = 0
     details: Mapping[str, float | str] = field(default_factory=dict)
     peak_memory_bytes: int | None = None
     peak_reserved_bytes: int | None = None
     repeatability: Repeatability | None = None
-    device: int | None = None
+    device_index: int | None = None
     device_speed: float | None = 1.0
     device_speed_half_width: float = 0.0
-    timer_accuracy: float = 0.0
+    timer_error_seconds: float = 0.0
 
     def __repr__(self) -> str:
         figure = f"{self.status}, {self.reason}" if self.summary is None else f"{self.best_rate:.4g} {self.work.unit}"
@@ -265,7 +265,7 @@ class Measurement(NotebookTable):
         return float(self.work.flop)
 
     @property
-    def amount(self) -> float:
+    def work_amount(self) -> float:
         """The FLOP or the bytes of one launch, whichever the operation's rate counts."""
         return self.work.amount
 
@@ -287,16 +287,16 @@ class Measurement(NotebookTable):
             (CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON)
         )
 
-    def rate(self, statistic: str) -> float:
+    def compute_rate(self, statistic: str) -> float:
         """Return the rate in TFLOPS (1e12 FLOP/s), or in TB/s if the operation counts bytes, from the mean, median,
         fastest or slowest sample, whichever ``statistic`` names. Raises ValueError if the row has no samples.
         """
-        return self.amount / float(getattr(self._get_summary(), statistic)) / TERA
+        return self.work_amount / float(getattr(self._get_summary(), statistic)) / TERA
 
     @property
     def best_rate(self) -> float:
-        """The rate in TFLOPS or TB/s from the statistic (``best_by``) that ranks rows of this regime."""
-        return self.rate(self.best_by)
+        """The rate in TFLOPS or TB/s from the statistic (``ranking_statistic``) that ranks rows of this regime."""
+        return self.compute_rate(self.ranking_statistic)
 
     @property
     def tflops(self) -> float:
@@ -328,7 +328,7 @@ class Measurement(NotebookTable):
         )
 
     @property
-    def rank(self) -> tuple[bool, float]:
+    def rate_sort_key(self) -> tuple[bool, float]:
         """The key to sort rows by rate: the fastest row has the highest key. Rows of a device whose speed relative to
         the run's first device is unknown rank lowest.
         """
@@ -340,16 +340,16 @@ class Measurement(NotebookTable):
         return statistics.stdev(self.samples) if len(self.samples) > 1 else 0.0
 
     @property
-    def figure(self) -> str:
+    def statistic(self) -> str:
         """The name of the statistic that ``seconds`` and ``interval`` describe: ``mean`` in regimes that rank rows by
         the mean (total work divided by total time), else ``median``.
         """
-        return "mean" if self.best_by == "mean" else "median"
+        return "mean" if self.ranking_statistic == "mean" else "median"
 
     @property
     def seconds(self) -> float:
-        """The mean or median seconds per launch, whichever ``figure`` names."""
-        return float(getattr(self._get_summary(), self.figure))
+        """The mean or median seconds per launch, whichever ``statistic`` names."""
+        return float(getattr(self._get_summary(), self.statistic))
 
     @cached_property
     def interval(self) -> Interval:
@@ -371,16 +371,18 @@ class Measurement(NotebookTable):
     def rate_interval(self) -> Interval:
         """The 95 % interval of the rate of one more run, in TFLOPS or TB/s."""
         interval = self.interval
-        return Interval(self.amount / interval.high / TERA, self.amount / interval.low / TERA, interval.coverage)
+        return Interval(
+            self.work_amount / interval.high / TERA, self.work_amount / interval.low / TERA, interval.coverage
+        )
 
     @property
-    def accuracy(self) -> float:
+    def relative_timing_error(self) -> float:
         """The timing error of this row as a share of ``seconds``; 0 if unknown.
 
         ``interval`` does not include this error, because the error is the same in all repeated runs. Include it when
         you compare the row with another instrument, or with launches of another length.
         """
-        return compute_relative_timing_error(self.timer_accuracy, self.seconds)
+        return compute_relative_timing_error(self.timer_error_seconds, self.seconds)
 
     @property
     def relative_half_width(self) -> float:

@@ -52,9 +52,9 @@ def explain_implausible_row(row: Measurement, info: DeviceInfo, max_rate: float 
     ``max_rate``: the FLOP or bytes per second that the device cannot exceed for this dtype; None if unknown.
     """
     all_samples = (*row.samples, *row.implausible_samples)
-    possible, impossible = separate_impossible_samples(all_samples, row.amount, max_rate, row.timer_accuracy)
+    possible, impossible = separate_impossible_samples(all_samples, row.work_amount, max_rate, row.timer_error_seconds)
     if len(impossible) > MAX_IMPOSSIBLE_SAMPLE_SHARE * len(all_samples):
-        rate = row.amount / max(min(impossible), 1e-12) / TERA
+        rate = row.work_amount / max(min(impossible), 1e-12) / TERA
         return (
             f"{len(impossible)} of {len(all_samples)} samples are faster than the device can be (up to {rate:.0f} "
             f"{row.work.unit})"
@@ -81,7 +81,7 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
         return None
     may_clock_fall = row.regime == BURST and bool(conditions.throttle_reasons)
     max_flops = compute_max_flops_at_clock(info, dtype, clock_hz, may_clock_fall=may_clock_fall)
-    if max_flops is None or row.best_rate * TERA <= max_flops * (1 + row.accuracy):
+    if max_flops is None or row.best_rate * TERA <= max_flops * (1 + row.relative_timing_error):
         return None
     return (
         f"{row.best_rate:.4g} {row.work.unit} is more than the {max_flops / TERA:.4g} {row.work.unit} that the "
@@ -102,7 +102,7 @@ def _explain_suspect_samples(row: Measurement, info: DeviceInfo, possible: Seque
     median_seconds = statistics.median(possible)
     suspect_count = sum(sample * _MIN_SUSPECT_SPEEDUP < median_seconds for sample in possible)
     if not info.is_accelerator or suspect_count <= (
-        0 if row.best_by == "fastest" else MAX_IMPOSSIBLE_SAMPLE_SHARE * len(possible)
+        0 if row.ranking_statistic == "fastest" else MAX_IMPOSSIBLE_SAMPLE_SHARE * len(possible)
     ):
         return None
     return (

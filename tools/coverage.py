@@ -74,7 +74,7 @@ def figures(log: RunLog) -> Iterator[Figure]:
     of = log.plan.operation
     usual = ((BURST, "median"), (SUSTAINED, "mean"))  # converted logs measured sustained in another way: by its median
     good = (row for row in log.measurements if row.ok and row.operation == of and not row.is_reference)
-    rows = [as_today(row, log) for row in good if (row.regime, row.best_by) in usual]
+    rows = [as_today(row, log) for row in good if (row.regime, row.ranking_statistic) in usual]
     seen: set[tuple[Any, ...]] = set()
     for row in rows:
         key = (*_key(log, row), str(row.shape), row.kernel)
@@ -93,7 +93,7 @@ def as_today(row: Measurement, log: RunLog) -> Measurement:
     """A row with today's figure and calibration."""
     known = look_up_repeatability(log.header["device"]["backend"], _state(row)[0], row.problem)
     by = "mean" if row.regime == SUSTAINED else "median"
-    return replace(row, best_by=by, summary=summarize_samples(row.samples, by), repeatability=known)
+    return replace(row, ranking_statistic=by, summary=summarize_samples(row.samples, by), repeatability=known)
 
 
 def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Measurement]) -> Figure:
@@ -118,7 +118,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
 
 def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
     """The card, and all that must be equal in two runs but shape and kernel."""
-    device, problem, packages = log.get_device(row.device), row.problem, log.header["environment"]["packages"]
+    device, problem, packages = log.get_device(row.device_index), row.problem, log.header["environment"]["packages"]
     problem = replace(problem, seed=0) if hasattr(problem, "seed") else problem
     software = (device.driver, *sorted((device.versions or {}).items()), packages.get("torch"))
     return (device.uuid_hash, software, problem, _state(row), getattr(log.plan, "flush", True))

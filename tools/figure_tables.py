@@ -143,7 +143,7 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "share": lambda row, log: percent(share_of_ceiling(row, log)),
     "kept": lambda row, log: percent(share_kept(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
-    "cycles": lambda row, log: percent(row.conditions.cycles_used),
+    "cycles": lambda row, log: percent(row.conditions.used_cycle_share),
     "MBU": lambda row, log: percent(
         ShareCalculator(log.header, roofs=build_roofs_from_logs([log])).compute_row_mbu(row)
     ),
@@ -287,7 +287,7 @@ def finder_repeats_table(words: Sequence[str]) -> str:
                 rates = {row.shape: row.tflops[name] for row in log.rows if name in row.tflops}
             else:
                 tool, seconds = f"mamf, {log.measurements[0].regime}", (log.summary or {})["elapsed_seconds"]
-                rates = {str(row.shape): row.rate(name) for row in rows_of(log, {})}
+                rates = {str(row.shape): row.compute_rate(name) for row in rows_of(log, {})}
             groups.setdefault((tool, name), []).append((rates, seconds or 0.0))
     lines = []
     for (tool, name), runs in groups.items():

@@ -147,9 +147,9 @@ def all_rows(log: RunLog) -> RunLog:
     first: dict[object, object] = {}
     own = log.header["device"]["index"]
     for row in log.measurements:
-        if row.ok and not row.is_reference and row.device in (None, own):
+        if row.ok and not row.is_reference and row.device_index in (None, own):
             key = frozenset(make_pairing_fields(row.step).items())
-            first.setdefault(key, replace(row, phase="", round=0))
+            first.setdefault(key, replace(row, phase="", round_number=0))
     sweep = make_plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
     return replace(log, measurements=list(first.values()), header={**log.header, "plan": sweep})
 
@@ -381,8 +381,8 @@ def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
     fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
     summary, known = SampleSummary(20, *[seconds] * 4, interval), look_up_repeatability("", regime, MatmulProblem())
-    where = {"phase": asked.phase, "round": asked.round}
-    return Measurement(*fields, summary=summary, launches=20, repeatability=known, **where)
+    where = {"phase": asked.phase, "round_number": asked.round}
+    return Measurement(*fields, summary=summary, launch_count=20, repeatability=known, **where)
 
 
 def false_alarms(name: str, count: int) -> tuple[int, int, float]:

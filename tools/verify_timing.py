@@ -124,7 +124,7 @@ def compare_with_profiler(backend: Backend) -> bool:
         allowed = theirs * compute_relative_timing_error(timer.error_seconds, theirs)
         difference = row.seconds - theirs
         is_right &= abs(difference) <= allowed
-        figures = (theirs, row.seconds + row.timer_overhead, row.seconds)
+        figures = (theirs, row.seconds + row.timer_overhead_seconds, row.seconds)
         print(
             f"| {case} | {' | '.join(f'{figure * 1e6:.2f}' for figure in figures)} | {difference * 1e6:+.2f} | "
             f"{100 * difference / theirs:+.2f} % | {allowed * 1e6:.2f} |{'' if abs(difference) <= allowed else ' FAIL'}"

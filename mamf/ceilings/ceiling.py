@@ -278,7 +278,7 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     celsius = compute_median_ignoring_none(row.conditions.celsius for row in rounds)
     interval, scale = (
         compute_repeat_interval(seconds, combined_seconds, errors, repeatability, celsius),
-        rounds[0].amount / TERA,
+        rounds[0].work_amount / TERA,
     )
     return scale / combined_seconds, Interval(scale / interval.high, scale / interval.low, interval.coverage)
 
@@ -302,9 +302,13 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
     standard error of each round.
     """
     seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
-    if rounds[0].figure != "mean":
+    if rounds[0].statistic != "mean":
         return seconds, stdlib_statistics.median(seconds), errors
-    return seconds, sum(row.seconds * row.launches for row in rounds) / sum(row.launches for row in rounds), errors
+    return (
+        seconds,
+        sum(row.seconds * row.launch_count for row in rounds) / sum(row.launch_count for row in rounds),
+        errors,
+    )
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
@@ -321,7 +325,7 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 def group_rounds_by_candidate(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
     rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
-    return {candidate: {row.round: row for row in rounds} for candidate, rounds in rows_by_candidate.items()}
+    return {candidate: {row.round_number: row for row in rounds} for candidate, rounds in rows_by_candidate.items()}
 
 
 def compute_median_rate(rows: Iterable[Measurement]) -> float:
@@ -365,13 +369,13 @@ def summarize_conditions(rows: Iterable[Measurement]) -> Conditions:
             if 2 * sum(reason in each.throttle_reasons for each in conditions) >= len(conditions)
         ),
         true_clock_hz=compute_median_ignoring_none(each.true_clock_hz for each in conditions),
-        cycles_used=compute_median_ignoring_none(each.cycles_used for each in conditions),
+        used_cycle_share=compute_median_ignoring_none(each.used_cycle_share for each in conditions),
     )
 
 
 def _compute_mean_watts(rows: Iterable[Measurement]) -> float | None:
     seconds_and_watts = [
-        (row.seconds * row.launches, row.conditions.watts) for row in rows if row.conditions.watts is not None
+        (row.seconds * row.launch_count, row.conditions.watts) for row in rows if row.conditions.watts is not None
     ]
     total_seconds = sum(seconds for seconds, _ in seconds_and_watts)
     return (
@@ -408,9 +412,11 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
     accuracy of the timer is unknown or there is no ceiling.
     """
     ceiling = find_row_ceiling(row, ceilings)
-    if ceiling is None or row.summary is None or not row.timer_accuracy:
+    if ceiling is None or row.summary is None or not row.timer_error_seconds:
         return 0.0
-    return math.hypot(row.accuracy, compute_relative_timing_error(row.timer_accuracy, ceiling.seconds))
+    return math.hypot(
+        row.relative_timing_error, compute_relative_timing_error(row.timer_error_seconds, ceiling.seconds)
+    )
 
 
 def has_card_drifted(row: Measurement, ceilings: Ceilings, limit: float = MAX_DRIFT_SHARE) -> bool:
@@ -423,7 +429,7 @@ def has_card_drifted(row: Measurement, ceilings: Ceilings, limit: float = MAX_DR
     return (
         drift is not None
         and ceiling is not None
-        and abs(drift) > limit + compute_relative_timing_error(row.timer_accuracy, ceiling.seconds)
+        and abs(drift) > limit + compute_relative_timing_error(row.timer_error_seconds, ceiling.seconds)
     )
 
 

@@ -127,7 +127,7 @@ def make_roofline_point(row: Measurement, roofs: Roofs, name: str, layer_name: s
     the rows of a run, use the rate that the row would have on the first device.
     """
     work, (roof, bound) = row.work, roofs.find_roof_and_bound(row) or (None, None)
-    seconds = row.amount / row.comparable_rate / TERA
+    seconds = row.work_amount / row.comparable_rate / TERA
     return RooflinePoint(
         name=name,
         row=row,

@@ -91,7 +91,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
 
     def _update_best_row(self, row: Measurement) -> None:
         best = self._best_rows.get(row.regime)
-        if row.ok and (best is None or row.rank > best.rank):
+        if row.ok and (best is None or row.rate_sort_key > best.rate_sort_key):
             self._best_rows[row.regime] = row
 
     def __exit__(self, *exception_info: object) -> None:

@@ -147,7 +147,7 @@ def _make_rate(
     log: RunLog, log_path: Path, table_name: str, row: Measurement, ceiling: Ceiling | None = None, mamfu: float = 0.0
 ) -> ResultRate:
     device = log.header["device"]
-    interval = row.rate_interval if row.best_by == row.figure else None
+    interval = row.rate_interval if row.ranking_statistic == row.statistic else None
     return ResultRate(
         rate=ceiling.rate if ceiling else row.best_rate,
         unit=row.work.unit,

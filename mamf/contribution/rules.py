@@ -284,17 +284,19 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
             if not values_agree(record.get(name), recomputed_record.get(name)):
                 message = f"{row.shape}: {name} differs from the value that follows from the row's samples and plan"
                 yield Finding("row-mismatch", message, line)
-        seen, info = row.conditions, reviewed_log.log.get_device(row.device)
-        if row.ok and seen.cycles_used is not None:
+        seen, info = row.conditions, reviewed_log.log.get_device(row.device_index)
+        if row.ok and seen.used_cycle_share is not None:
             used = compute_used_cycle_share(row.best_rate * TERA, info, row.problem.dtype, seen.true_clock_hz)
-            if not values_agree(seen.cycles_used, used):
+            if not values_agree(seen.used_cycle_share, used):
                 message = (
                     f"{row.shape}: cycles_used differs from the value that follows from the row's rate and true clock"
                 )
                 yield Finding("row-mismatch", message, line)
         # Logs that were converted from an older schema rank sustained rows by their median.
-        if row.best_by not in (RANKING_STATISTIC_BY_REGIME[row.regime], "median"):
-            yield Finding("row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.best_by}", line)
+        if row.ranking_statistic not in (RANKING_STATISTIC_BY_REGIME[row.regime], "median"):
+            yield Finding(
+                "row-mismatch", f"{row.shape}: {row.regime} rows are not ranked by {row.ranking_statistic}", line
+            )
 
 
 def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING_SHARE) -> bool:
@@ -381,11 +383,14 @@ def check_speed_limits(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     clock.
     """
     for line, row in reviewed_log.valid_rows:
-        info, operation = reviewed_log.log.get_device(row.device), get_operation(row.operation)
+        info, operation = reviewed_log.log.get_device(row.device_index), get_operation(row.operation)
         # There is no limit for an approximate kernel, because mamf does not know how much work the kernel does.
         limit = operation.find_max_possible_rate(info, row.problem, row.shape) if has_exact_kernel(row) else None
-        if limit is not None and separate_impossible_samples(row.samples, row.amount, limit, row.timer_accuracy)[1]:
-            fastest, unit = row.amount / min(row.samples) / TERA, row.work.unit
+        if (
+            limit is not None
+            and separate_impossible_samples(row.samples, row.work_amount, limit, row.timer_error_seconds)[1]
+        ):
+            fastest, unit = row.work_amount / min(row.samples) / TERA, row.work.unit
             message = f"{row.shape}: {fastest:.4g} {unit} is more than {info.name} can reach ({limit / TERA:.4g})"
             yield Finding("implausible", message, line)
         elif reason := explain_implausible_row(row, info, limit):
@@ -397,10 +402,12 @@ def check_verification(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     for line, row in reviewed_log.valid_rows:
         max_error = _MAX_ERROR if has_exact_kernel(row) else _MAX_APPROXIMATE_ERROR
         bound = row.problem.tolerance if sets_compute_ceiling(row.operation) else max_error
-        if row.error is None:
+        if row.relative_error is None:
             yield Finding("unverified", f"{row.shape} by {row.kernel}: the result was not verified", line)
-        elif not 0 <= row.error <= bound:
-            yield Finding("unverified", f"{row.shape}: relative error {row.error:.2g} exceeds {bound:.2g}", line)
+        elif not 0 <= row.relative_error <= bound:
+            yield Finding(
+                "unverified", f"{row.shape}: relative error {row.relative_error:.2g} exceeds {bound:.2g}", line
+            )
 
 
 def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
@@ -421,7 +428,7 @@ def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
             count = without_clock or len(rows)
             yield Finding("sensors", f"the device has sensors, but {count} rows lack clock or power")
     for line, _, row in reviewed_log.rows:
-        seen, info = row.conditions, reviewed_log.log.get_device(row.device)
+        seen, info = row.conditions, reviewed_log.log.get_device(row.device_index)
         limit, max_clock_hz = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
         min_watts = _MIN_POWER_SHARE * limit if row.ok and limit < math.inf else 0
         if seen.watts is not None and not min_watts <= seen.watts <= _MAX_POWER_SHARE * limit:
@@ -467,8 +474,8 @@ def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     timer = find_timer_calibration(backend)
     bounds = f"{timer.min_overhead_seconds * 1e6:.1f} to {timer.max_overhead_seconds * 1e6:.1f}" if timer else "0 to 20"
     for line, _, row in reviewed_log.rows:
-        if row.timer_overhead and not is_plausible_overhead(backend, row.timer_overhead):
-            subtracted = f"{row.timer_overhead * 1e6:.1f} us of timer overhead was subtracted"
+        if row.timer_overhead_seconds and not is_plausible_overhead(backend, row.timer_overhead_seconds):
+            subtracted = f"{row.timer_overhead_seconds * 1e6:.1f} us of timer overhead was subtracted"
             yield Finding("timer", f"{subtracted}, but the timer of {backend} adds {bounds} us: measure again", line)
             return
 

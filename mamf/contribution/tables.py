@@ -251,7 +251,7 @@ def make_attention_columns() -> list[Column[ResultRate]]:
         make_text_column("mask", lambda entry: entry.row.shape.mask_description),
         make_text_column("kernel", format_kernel_title),
         Column("", "MAMFU", lambda entry: entry.mamfu, lambda share: Markup(f"**{100 * share:.1f} %**")),
-        Column("", "TFLOPS", lambda entry: entry.row.rate(entry.row.figure), format_four_digits),
+        Column("", "TFLOPS", lambda entry: entry.row.compute_rate(entry.row.statistic), format_four_digits),
         Column("", "shape", lambda entry: entry.row.shape),
         make_date_column(),
     ]

@@ -112,7 +112,9 @@ def measure_row(
     try:
         return run.measure_row()
     except WrongResultError as error:
-        return run.make_row("wrong_result", str(error), error=error.verdict.error, details=error.verdict.details)
+        return run.make_row(
+            "wrong_result", str(error), relative_error=error.verdict.error, details=error.verdict.details
+        )
     except get_catchable_plugin_errors() as error:  # Any error of a vendor's library becomes the status.
         status, reason = classify_error(error, kernel, backend)
     # Release memory only after the except block, because the traceback of its exception keeps the operands alive.
@@ -190,7 +192,7 @@ class _RowMeasurement:
         """
         work = self.problem.compute_work(self.shape)
         seconds = compute_mean_or_median(
-            samples.seconds_per_launch, "mean" if self.regime.best_by == "mean" else "median"
+            samples.seconds_per_launch, "mean" if self.regime.ranking_statistic == "mean" else "median"
         )
         if (
             samples.mean_clock_hz is None
@@ -207,26 +209,26 @@ class _RowMeasurement:
         seconds = [round(sample, 9) for sample in samples.seconds_per_launch]
         work = self.problem.compute_work(self.shape)
         timer = find_timer_calibration(self.regime.backend.name)
-        accuracy = (
+        timer_error = (
             timer.error_seconds if timer and samples.timer_overhead_seconds else 0.0
         )  # 0 if the error is unknown.
-        possible, impossible = separate_impossible_samples(seconds, work.amount, self.max_possible_rate, accuracy)
+        possible, impossible = separate_impossible_samples(seconds, work.amount, self.max_possible_rate, timer_error)
         levels, alternation = find_two_levels(possible) if self.regime.name == SustainedRegime.name else None, []
         if levels:  # The power controller alternates between two clocks.
             slow, fast = sorted(work.amount / each / TERA for each in levels)
             alternation = [f"the rate alternated between {slow:.4g} and {fast:.4g} {work.unit}"]
         row = self.make_row(
             "ok",
-            summary=summarize_samples(possible, self.regime.best_by) if possible else None,
-            error=verdict.error,
+            summary=summarize_samples(possible, self.regime.ranking_statistic) if possible else None,
+            relative_error=verdict.error,
             details=verdict.details,
             peak_memory_bytes=peak_bytes,
             peak_reserved_bytes=reserved_bytes,
             samples=tuple(possible),
             implausible_samples=tuple(impossible),
-            launches=samples.launch_count,
-            timer_overhead=samples.timer_overhead_seconds,
-            timer_accuracy=accuracy,
+            launch_count=samples.launch_count,
+            timer_overhead_seconds=samples.timer_overhead_seconds,
+            timer_error_seconds=timer_error,
             conditions=summarize_readings(samples.readings, samples.mean_watts),
             remarks=(*samples.remarks, *alternation),
         )
@@ -235,7 +237,7 @@ class _RowMeasurement:
             clock_hz = float(round(samples.mean_clock_hz))
             used = compute_used_cycle_share(row.best_rate * TERA, info, self.problem.dtype, clock_hz)
             used = used and float(f"{used:.6g}")
-            row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, cycles_used=used))
+            row = replace(row, conditions=replace(row.conditions, true_clock_hz=clock_hz, used_cycle_share=used))
         if reason := explain_implausible_row(row, info, self.max_possible_rate):
             return replace(row, status="implausible", reason=reason, summary=None)
         repeatability = self.regime.find_repeatability(self.problem)
@@ -250,7 +252,7 @@ class _RowMeasurement:
             self.kernel.name,
             self.problem,
             self.regime.name,
-            self.regime.best_by,
+            self.regime.ranking_statistic,
             status,
             reason,
             **fields,
@@ -288,7 +290,7 @@ def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, n
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False
     if isinstance(regime, SustainedRegime):
-        return sum(row.samples) / max(len(row.samples), 1) * row.launches < regime.visit_seconds
+        return sum(row.samples) / max(len(row.samples), 1) * row.launch_count < regime.visit_seconds
     return len(row.samples) < StoppingRule.min_samples
 
 

@@ -201,7 +201,7 @@ class Runner:
                 None,
                 next_row.problem,
             )
-            return is_of_phase and (not round_number or next_row.round <= round_number)
+            return is_of_phase and (not round_number or next_row.round_number <= round_number)
         if self.is_budget_over():
             self.skipped_step_count += 1
         return not self.skipped_step_count and (is_required or self.now() < end_time)
@@ -302,7 +302,7 @@ class Runner:
             self.skipped_step_count += 1
             return None
         self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
-        return replace(row, phase=step.phase, round=step.round, is_reference=step.is_reference)
+        return replace(row, phase=step.phase, round_number=step.round, is_reference=step.is_reference)
 
     def _require_answering_device(self, failed_row: Measurement) -> None:
         """Raise DeviceLostError if the device no longer answers. ``failed_row``: the row that the error passes to the
@@ -426,11 +426,11 @@ def make_failed_row(step: Step) -> Measurement:
         kernel,
         step.problem,
         regime.name,
-        regime.best_by,
+        regime.ranking_statistic,
         "failed",
         is_reference=step.is_reference,
         phase=step.phase,
-        round=step.round,
+        round_number=step.round,
     )
 
 

@@ -255,7 +255,7 @@ def make_shares_summary_record(rows: Sequence[Measurement], ceilings: Ceilings, 
     best_rows: dict[str, Measurement] = {}
     for row in measured_rows:
         key = f"{row.regime} {row.problem.dtype} {row.problem.direction}"
-        if key not in best_rows or row.rank > best_rows[key].rank:
+        if key not in best_rows or row.rate_sort_key > best_rows[key].rate_sort_key:
             best_rows[key] = row
     return {
         **end.make_summary(len(measured_rows)),

@@ -287,7 +287,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     in_cycles = (
         bool(cards)
         and not anyway
-        and all(any(row.cycles_used is not None for row in rows) for rows in (rows_a, rows_b))
+        and all(any(row.used_cycle_share is not None for row in rows) for rows in (rows_a, rows_b))
     )
     if in_cycles:
         rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))

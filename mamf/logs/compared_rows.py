@@ -240,7 +240,7 @@ class ComparedRow:
     - ``error``: the error of the rate between runs, if it is known. ``seconds_per_launch``: inf if unknown.
     - ``run_rates``: the rate in each run, if several runs were averaged.
     - ``celsius``, ``loss_per_degree``: the temperature, if it is known, and the relative loss of speed per degree.
-    - ``cycles_used``, ``cycles_error``: the share of the compute units' cycles that the kernel used
+    - ``used_cycle_share``, ``cycles_error``: the share of the compute units' cycles that the kernel used
       (mamf.plausibility), and the error of this share between cards; None if unknown.
     - ``device``: UUID or index of the device; empty for the first device of the run.
     - ``device_speed``: the speed of this device relative to the first device; None if it is unknown.
@@ -264,7 +264,7 @@ class ComparedRow:
     run_rates: tuple[float, ...] = ()
     celsius: float | None = None
     loss_per_degree: float = 0.0
-    cycles_used: float | None = None
+    used_cycle_share: float | None = None
     cycles_error: FigureUncertainty | None = None
 
     @property
@@ -284,9 +284,9 @@ class ComparedRow:
         This share is the same on all cards of one architecture, so the result does not depend on the speed of the card.
         If the clock was not measured, the copy has no rate.
         """
-        if self.rate is None or self.cycles_used is None or self.cycles_error is None:
+        if self.rate is None or self.used_cycle_share is None or self.cycles_error is None:
             return self if self.rate is None else replace(self, rate=None, status="the true clock was not measured")
-        percent, half = 100 * self.cycles_used, _NORMAL_95_HALF_WIDTH * self.cycles_error.own
+        percent, half = 100 * self.used_cycle_share, _NORMAL_95_HALF_WIDTH * self.cycles_error.own
         return replace(
             self,
             rate=percent,
@@ -367,11 +367,11 @@ def make_pairing_fields(step: StepKey) -> PairingFields:
 
 
 def _make_compared_row(row: Measurement) -> ComparedRow:
-    fields = make_pairing_fields(row.step)
+    fields, shape = make_pairing_fields(row.step), str(row.shape)
     if row.summary is None:
-        return ComparedRow(fields, str(row.shape), row.kernel, status=row.status, reason=row.reason)
+        return ComparedRow(fields, shape, row.kernel, status=row.status, reason=row.reason)
     return _add_error_and_conditions(
-        ComparedRow(fields, str(row.shape), row.kernel, row.rate(row.figure), row.rate_interval, unit=row.work.unit),
+        ComparedRow(fields, shape, row.kernel, row.compute_rate(row.statistic), row.rate_interval, unit=row.work.unit),
         [row],
     )
 
@@ -386,7 +386,7 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
         seconds_per_launch=measurements[0].seconds,
         celsius=compute_median_ignoring_none(row.conditions.celsius for row in measurements),
         loss_per_degree=choose_repeatability(measurements).per_degree,
-        cycles_used=compute_median_ignoring_none(row.conditions.cycles_used for row in measurements),
+        used_cycle_share=compute_median_ignoring_none(row.conditions.used_cycle_share for row in measurements),
         cycles_error=_compute_cycles_error(measurements[0].regime, measurements[0].problem),
     )
 
@@ -408,11 +408,11 @@ def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> 
     own, speeds = log.header["device"]["index"], compute_device_speeds(log.measurements)
     cards = {device.index: device.uuid_hash or str(device.index) for device in log.devices}
     for number, row in enumerate(rows):
-        if row.device not in (None, own):
+        if row.device_index not in (None, own):
             of_own = speeds.get(get_speed_context(row), {}).get(own)
             found[number] = replace(
                 found[number],
-                device=cards.get(row.device, ""),
+                device=cards.get(row.device_index, ""),
                 device_speed=row.device_speed / of_own.relative_speed if of_own and row.device_speed else None,
                 device_speed_half_width=row.device_speed_half_width,
             )
@@ -465,7 +465,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         seconds_per_launch=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
         loss_per_degree=known.per_degree,
-        cycles_used=ceiling.conditions.cycles_used,
+        used_cycle_share=ceiling.conditions.used_cycle_share,
         cycles_error=_compute_cycles_error(ceiling.regime, ceiling.problem),
     )
 
@@ -496,5 +496,5 @@ def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRo
         error=replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count),
         run_rates=rates,
         celsius=compute_median_ignoring_none(row.celsius for row in rows),
-        cycles_used=compute_median_ignoring_none(row.cycles_used for row in rows),
+        used_cycle_share=compute_median_ignoring_none(row.used_cycle_share for row in rows),
     )

@@ -233,7 +233,7 @@ def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceO
         if row.ok and not row.is_reference
     }
     claims = [
-        Claim(row.step, entry.rate, entry.interval, entry.error, row.conditions.clock_hz, entry.cycles_used)
+        Claim(row.step, entry.rate, entry.interval, entry.error, row.conditions.clock_hz, entry.used_cycle_share)
         for entry in (ceilings or list_compared_rows(log) if not log.counter_records else ())
         if entry.rate and entry.interval and entry.interval.low > 0
         if (row := rows.get(frozenset({**entry.pairing_fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
@@ -291,7 +291,7 @@ class JudgedClaim:
         """
         if self.measured_row is None or self.pair is None or self.pair.a.unit != CYCLES_UNIT:
             return None, None
-        return self.claim.cycles_used, self.measured_row.cycles_used
+        return self.claim.cycles_used, self.measured_row.used_cycle_share
 
     @property
     def is_slower(self) -> bool:
@@ -321,8 +321,8 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence
         interval=claim.interval,
         error=claim.error or replace(here.error, own=scatter),
     )
-    if claim.cycles_used and here.cycles_used and here.cycles_error:
-        there, here = (each.convert_to_cycles() for each in (replace(there, cycles_used=claim.cycles_used), here))
+    if claim.cycles_used and here.used_cycle_share and here.cycles_error:
+        there, here = (each.convert_to_cycles() for each in (replace(there, used_cycle_share=claim.cycles_used), here))
     return replace(
         judged,
         pair=RowPair(here.pairing_fields, there, here, row_count=max(options.chosen_from, len(options.claims))),

@@ -275,7 +275,7 @@ def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dic
     """
     fields: dict[str, Any] = {}
     with suppress(Exception):  # A device that has failed may raise an exception here.
-        if any(row.timer_overhead for row in rows) and (after := backend.estimate_timer_overhead()) is not None:
+        if any(row.timer_overhead_seconds for row in rows) and (after := backend.estimate_timer_overhead()) is not None:
             fields["timer_overhead_after_seconds"] = round(after, 9)
         if new := [way for way in backend.find_sharing_ways() if way not in parse_sharing_ways(backend.info.name)]:
             fields["shared_after"] = new
@@ -286,11 +286,11 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
     """Return a warning if the overhead of the timer after the run differs from the overhead that was subtracted from
     the samples. Returns an empty string if the difference is too small to matter.
     """
-    timed = [row for row in rows if row.ok and row.timer_overhead]
+    timed = [row for row in rows if row.ok and row.timer_overhead_seconds]
     after = summary.get("timer_overhead_after_seconds")
-    if after is None or not timed or abs(after - timed[-1].timer_overhead) <= MAX_OVERHEAD_SHIFT_SECONDS:
+    if after is None or not timed or abs(after - timed[-1].timer_overhead_seconds) <= MAX_OVERHEAD_SHIFT_SECONDS:
         return ""
-    before = timed[-1].timer_overhead
+    before = timed[-1].timer_overhead_seconds
     share = abs(after - before) / min(row.seconds for row in timed)
     return (
         f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run, so "

@@ -259,16 +259,18 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
         out_dtype=getattr(row.problem, "out_dtype", UNSET),
         problem=operation.make_problem_record(row.problem),
         regime=row.regime,
-        best_by=row.best_by,
+        best_by=row.ranking_statistic,
         status=row.status,
         reason=row.reason,
-        launches=row.launches,
-        timer_overhead_seconds=row.timer_overhead,
-        timer_accuracy_seconds=row.timer_accuracy,
+        launches=row.launch_count,
+        timer_overhead_seconds=row.timer_overhead_seconds,
+        timer_accuracy_seconds=row.timer_error_seconds,
         samples_seconds=list(row.samples),
         implausible_samples_seconds=list(row.implausible_samples),
         # JSON cannot store an error that is NaN or infinite. The row's ``reason`` describes the output in this case.
-        relative_error=row.error if row.error is not None and math.isfinite(row.error) else None,
+        relative_error=row.relative_error
+        if row.relative_error is not None and math.isfinite(row.relative_error)
+        else None,
         throttle_shares=dict(row.conditions.throttle_shares),
         remarks=list(row.remarks),
         is_reference=row.is_reference,
@@ -277,15 +279,15 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
         peak_reserved_bytes=row.peak_reserved_bytes,
         repeatability=row.repeatability,
         phase=row.phase,
-        round=row.round,
-        device=UNSET if row.device is None else row.device,
+        round=row.round_number,
+        device=UNSET if row.device_index is None else row.device_index,
         time=get_utc_time(),
         **_make_conditions_fields(row.conditions),
     )
     if row.summary is not None:
         interval = row.rate_interval
         rates: LoggedRates = {
-            **{name: round_to_six_digits(row.rate(name)) for name in _RATE_STATISTICS},
+            **{name: round_to_six_digits(row.compute_rate(name)) for name in _RATE_STATISTICS},
             "interval": [round_to_six_digits(interval.low), round_to_six_digits(interval.high)],
         }
         if work.unit == "TFLOPS":
@@ -314,16 +316,16 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
         kernel=read.kernel,
         problem=problem,
         regime=read.regime,
-        best_by=read.best_by,
+        ranking_statistic=read.best_by,
         status=read.status,
         reason=read.reason,
         summary=summarize_samples(samples, read.best_by) if read.status == "ok" else None,
         samples=samples,
         implausible_samples=tuple(read.implausible_samples_seconds),
-        launches=read.launches,
-        timer_overhead=read.timer_overhead_seconds,
-        timer_accuracy=read.timer_accuracy_seconds,
-        error=read.relative_error,
+        launch_count=read.launches,
+        timer_overhead_seconds=read.timer_overhead_seconds,
+        timer_error_seconds=read.timer_accuracy_seconds,
+        relative_error=read.relative_error,
         conditions=_read_conditions(read, read.throttle_shares or {}),
         remarks=tuple(read.remarks),
         is_reference=read.is_reference,
@@ -332,8 +334,8 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
         peak_reserved_bytes=None if read.peak_reserved_bytes is UNSET else read.peak_reserved_bytes,
         repeatability=read.repeatability,
         phase=read.phase,
-        round=read.round,
-        device=None if read.device is UNSET else read.device,
+        round_number=read.round,
+        device_index=None if read.device is UNSET else read.device,
     )
 
 
@@ -434,7 +436,9 @@ def _make_conditions_fields(conditions: Conditions) -> dict[str, Any]:
         "celsius": conditions.celsius,
         "throttle_reasons": list(conditions.throttle_reasons),
         "true_clock_mhz": UNSET if conditions.true_clock_hz is None else round(conditions.true_clock_hz) / 1e6,
-        "cycles_used": UNSET if conditions.cycles_used is None else round_to_six_digits(conditions.cycles_used),
+        "cycles_used": UNSET
+        if conditions.used_cycle_share is None
+        else round_to_six_digits(conditions.used_cycle_share),
     }
 
 
@@ -448,5 +452,5 @@ def _read_conditions(
         throttle_reasons=tuple(record.throttle_reasons),
         throttle_shares=throttle_shares,
         true_clock_hz=None if record.true_clock_mhz is UNSET else float(round(record.true_clock_mhz * 1e6)),
-        cycles_used=None if record.cycles_used is UNSET else record.cycles_used,
+        used_cycle_share=None if record.cycles_used is UNSET else record.cycles_used,
     )

@@ -360,9 +360,9 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     latest_rows: dict[object, Measurement] = {}
     for number, row in enumerate(rows):
         device = (
-            row.device if row.phase else None
+            row.device_index if row.phase else None
         )  # Rows with a phase belong to a search. Each device runs its own search, so keep the rows of each device.
-        key = number if row.is_reference else (row.step, row.phase, row.round, device)
+        key = number if row.is_reference else (row.step, row.phase, row.round_number, device)
         latest_rows.pop(key, None)
         latest_rows[key] = row
     return list(latest_rows.values())
@@ -418,12 +418,12 @@ def compute_device_speeds(rows: Sequence[Measurement]) -> DeviceSpeeds:
     If each device searched for its own ceiling, the speed is the ratio of the ceilings. Otherwise it is the ratio of
     the median rates of the reference kernel, which every device measures between its other rows.
     """
-    pairs = [(get_speed_context(row), row) for row in rows if row.device is not None]
+    pairs = [(get_speed_context(row), row) for row in rows if row.device_index is not None]
     references = group_pairs(pair for pair in pairs if pair[1].is_reference and pair[1].ok)
     searches = group_pairs(pair for pair in pairs if pair[1].phase in (CHOOSE_PHASE, CONFIRM_PHASE))
     speeds = {context: _compute_speeds_by_reference(same) for context, same in references.items()}
     for context, same in searches.items():
-        by_device = group_pairs((row.device, row) for row in same if row.device is not None)
+        by_device = group_pairs((row.device_index, row) for row in same if row.device_index is not None)
         ceilings = {index: ceiling for index, own in by_device.items() if (ceiling := find_confirmed_ceiling(own, ""))}
         if context in speeds and ceilings.keys() >= speeds[context].keys():
             speeds[context] = _compute_speeds_by_ceilings(ceilings)
@@ -450,7 +450,7 @@ def get_speed_context(row: Measurement) -> SpeedContext:
 def _compute_speeds_by_reference(rows: Iterable[Measurement]) -> dict[int, DeviceSpeed]:
     """Compute the speed of each device relative to the device with the lowest index, from rows of reference kernels."""
     by_reference = group_pairs(
-        ((row.problem, row.shape, row.kernel), (row.device, row)) for row in rows if row.device is not None
+        ((row.problem, row.shape, row.kernel), (row.device_index, row)) for row in rows if row.device_index is not None
     )
     first = min(device for same in by_reference.values() for device, _ in same)
     speeds: dict[int, DeviceSpeed] = {}
@@ -463,14 +463,14 @@ def _compute_speeds_by_reference(rows: Iterable[Measurement]) -> dict[int, Devic
 
 def _compute_speed(device_rows: Sequence[Measurement], first_device_rows: Sequence[Measurement]) -> DeviceSpeed:
     if device_rows is first_device_rows:
-        return DeviceSpeed(1.0, 0.0, device_rows[0].amount)
+        return DeviceSpeed(1.0, 0.0, device_rows[0].work_amount)
     rate, first_device_rate = (
         median(row.best_rate for row in measurements) for measurements in (device_rows, first_device_rows)
     )
     return DeviceSpeed(
         rate / first_device_rate,
         math.hypot(_compute_combined_half_width(device_rows), _compute_combined_half_width(first_device_rows)),
-        device_rows[0].amount,
+        device_rows[0].work_amount,
     )
 
 
@@ -491,9 +491,9 @@ def add_device_speeds(rows: Sequence[Measurement]) -> list[Measurement]:
     speeds = compute_device_speeds(rows)
     rows_with_speed = list(rows)
     for number, row in enumerate(rows):
-        if row.device is not None:
-            speed = speeds.get(get_speed_context(row), {}).get(row.device)
-            half_width = speed.compute_half_width(row.amount) if speed else row.device_speed_half_width
+        if row.device_index is not None:
+            speed = speeds.get(get_speed_context(row), {}).get(row.device_index)
+            half_width = speed.compute_half_width(row.work_amount) if speed else row.device_speed_half_width
             relative_speed = speed.relative_speed if speed else None
             rows_with_speed[number] = replace(row, device_speed=relative_speed, device_speed_half_width=half_width)
     return rows_with_speed

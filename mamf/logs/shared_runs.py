@@ -70,7 +70,7 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
     first = min(by_start, key=lambda log: indices[log.path])
     plan = _join_plans(logs, first)
     infos = {indices[log.path]: DeviceInfo(**log.header["device"]) for log in logs}
-    rows = [replace(row, device=indices[log.path]) for log in by_start for row in log.measurements]
+    rows = [replace(row, device_index=indices[log.path]) for log in by_start for row in log.measurements]
     if plan.kind == SWEEP:
         rows = keep_latest_rows(rows)
     return replace(
@@ -84,7 +84,7 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
         },
         measurements=add_device_speeds(rows),
         all_rows=add_device_speeds(
-            [replace(row, device=indices[log.path]) for log in by_start for row in log.all_rows]
+            [replace(row, device_index=indices[log.path]) for log in by_start for row in log.all_rows]
         ),
         summary=_summarize_run(logs, plan, rows),
         is_truncated=any(log.is_truncated for log in logs),

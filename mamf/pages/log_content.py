@@ -290,10 +290,14 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
 
 
 def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:
-    interval, of_peak, is_median = row.rate_interval, shares.compute_peak_share(row), row.best_by == row.figure
+    interval, of_peak, is_median = (
+        row.rate_interval,
+        shares.compute_peak_share(row),
+        row.ranking_statistic == row.statistic,
+    )
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
     notes = [
-        describe_row_interval(row) if is_median else f"by {row.best_by}",
+        describe_row_interval(row) if is_median else f"by {row.ranking_statistic}",
         shares.describe_share(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",

@@ -448,7 +448,7 @@ def make_clock_columns(read_conditions: Callable[[RowT], Conditions | None], dro
         Column(
             "cycles_used",
             "% cycles",
-            lambda row: getattr(read_conditions(row), "cycles_used", None),
+            lambda row: getattr(read_conditions(row), "used_cycle_share", None),
             format_percent,
             drop_priority,
         ),

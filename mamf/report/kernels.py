@@ -338,7 +338,7 @@ def make_kernels_summary_record(
                 "shape": str(row.shape),
                 "rate": round_to_six_digits(row.best_rate),
                 "unit": row.work.unit,
-                "best_by": row.best_by,
+                "best_by": row.ranking_statistic,
                 **make_device_record(row),
             }
             for row in best

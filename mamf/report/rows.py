@@ -80,7 +80,7 @@ def make_row_columns(
         Column("reason", "", lambda row: row.reason),
         *rate,
         Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
-        *(make_device_columns(rows) if any(row.device is not None for row in rows) else ()),
+        *(make_device_columns(rows) if any(row.device_index is not None for row in rows) else ()),
         *shares.make_share_columns(rows),
         Column("speed_up", "speed-up" if has_one_shape else "", get_speed_up, lambda gain: f"{gain:.2f}x", 2),
         *make_time_columns(),
@@ -96,18 +96,18 @@ def make_row_columns(
             lambda drift: f"{100 * drift:+.1f}",
             5,
         ),
-        Column("launches", "launches", lambda row: row.launches, drop_priority=7),
+        Column("launches", "launches", lambda row: row.launch_count, drop_priority=7),
         *make_clock_columns(lambda row: row.conditions, 3),
         Column("power_watts", "W", lambda row: row.conditions.watts, format_whole_number, 5),
         Column("temperature_celsius", "C", lambda row: row.conditions.celsius, format_whole_number, 6),
-        Column("relative_error", "error", lambda row: row.error, lambda error: f"{error:.1e}", 6),
+        Column("relative_error", "error", lambda row: row.relative_error, lambda error: f"{error:.1e}", 6),
         Column("throttle_reasons", "", lambda row: " ".join(row.conditions.throttle_reasons)),
         Column("implausible_samples", "", lambda row: len(row.implausible_samples)),
         Column("flop", "", lambda row: row.flop),
         Column("bytes", "", lambda row: row.work.nbytes),
         Column("is_reference", "", lambda row: row.is_reference),
         Column("phase", "", lambda row: row.phase),
-        Column("round", "", lambda row: row.round),
+        Column("round", "", lambda row: row.round_number),
     ]
 
 
@@ -122,12 +122,12 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
         return Column(
             make_rate_key(f"rate_{name}", unit),
             title,
-            lambda row: row.rate(name) if row.summary else None,
+            lambda row: row.compute_rate(name) if row.summary else None,
             lambda rate: format_four_digits(rate * factor),
             drop_priority,
         )
 
-    has_other_statistic = any(row.best_by not in ("mean", "median") for row in rows)
+    has_other_statistic = any(row.ranking_statistic not in ("mean", "median") for row in rows)
     rate = make_rate_column(make_rate_key("rate", unit), unit, lambda row: row.best_rate if row.ok else None, rows)
     return [rate], [
         Column(make_rate_key("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
@@ -170,7 +170,7 @@ RowGroupKey = tuple[str, Any, Any]
 
 def rank_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the rows with the best first and rows without a rate last."""
-    return sorted(rows, key=lambda row: (row.ok, row.rank if row.ok else ()), reverse=True)
+    return sorted(rows, key=lambda row: (row.ok, row.rate_sort_key if row.ok else ()), reverse=True)
 
 
 def group_rows(rows: Iterable[Measurement], has_group_per_shape: bool = False) -> dict[RowGroupKey, list[Measurement]]:
@@ -219,7 +219,7 @@ def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, A
                 "shape": str(best.shape),
                 "tflops": round_to_six_digits(best.best_rate),
                 **make_device_record(best),
-                "best_by": best.best_by,
+                "best_by": best.ranking_statistic,
                 "arithmetic_mean_tflops": round_to_six_digits(fmean(rates[regime])),
                 "geometric_mean_tflops": round_to_six_digits(geometric_mean(rates[regime])),
                 "shapes": len(rates[regime]),
@@ -260,7 +260,7 @@ def list_row_remarks(row: Measurement, shares: ShareCalculator) -> list[str]:
         *shares.yield_share_remarks(row),
         *row.conditions.throttle_reasons,
         *row.remarks,
-        f"timer error up to {row.timer_accuracy * 1e6:.1f} us" if is_short and row.timer_accuracy else "",
+        f"timer error up to {row.timer_error_seconds * 1e6:.1f} us" if is_short and row.timer_error_seconds else "",
         UNKNOWN_INTERVAL_REASON if row.ok and not row.interval.is_known else "",
         f"{format_count(implausible_count, 'implausible sample')} left out" if implausible_count else "",
     ]
@@ -272,7 +272,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
     if the group has only one kernel. ``rows``: the rows of the group, best first.
     """
     best, *_ = measured = [row for row in rows if row.ok]
-    figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.best_by}) @ {best.shape} by {best.kernel}"
+    figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.ranking_statistic}) @ {best.shape} by {best.kernel}"
     yield f"best {make_group_title(best)}: {figure}, {describe_row_interval(best)}"
     conditions, may_be_ceiling = best.conditions, get_operation(best.operation).may_be_ceiling
     info = DeviceInfo(**shares.header["device"])
@@ -282,7 +282,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         describe_clock(conditions),
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
-        "" if best.device is None else describe_row_device(best),
+        "" if best.device_index is None else describe_row_device(best),
         "" if may_be_ceiling(info, best.problem, best.shape) else "its arrays may fit in the cache",
         # Leave out the remark about an unknown interval, because the line about the figure already says this.
         *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
@@ -304,7 +304,7 @@ def describe_row_interval(row: Measurement) -> str:
     factor = choose_unit(row.work.unit, [row.best_rate])[1]
     bounds, coverage = format_interval(interval, factor), f"{100 * interval.coverage:.0f} %"
     if row.repeatability is None:
-        return f"{coverage} interval of the {row.figure} {bounds}, within this measurement"
+        return f"{coverage} interval of the {row.statistic} {bounds}, within this measurement"
     return f"{coverage} repeat interval: {bounds}" if interval.is_known else UNKNOWN_INTERVAL_REASON
 
 
@@ -320,7 +320,7 @@ def make_device_record(row: Measurement) -> dict[str, Any]:
     It is None if this ratio is unknown.
     """
     speed = row.device_speed and round_to_six_digits(row.device_speed)
-    return {} if row.device is None else {"device": row.device, "device_speed": speed}
+    return {} if row.device_index is None else {"device": row.device_index, "device_speed": speed}
 
 
 def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:
@@ -328,7 +328,7 @@ def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]
     unit = rows[0].work.unit
     factor = choose_unit(unit, [row.best_rate for row in rows if row.ok])[1]
     return [
-        Column("device", "device", lambda row: row.device, drop_priority=1),
+        Column("device", "device", lambda row: row.device_index, drop_priority=1),
         Column("device_speed", "", lambda row: row.device_speed and round_to_six_digits(row.device_speed)),
         Column(
             make_rate_key("comparable_rate", unit),
@@ -343,10 +343,10 @@ def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]
 def describe_row_device(row: Measurement) -> str:
     """Name the device of a row, with its rate scaled to the first device of the run."""
     if row.device_speed in (None, 1.0):
-        return f"device {row.device}" + ("" if row.device_speed else ", not compared")
+        return f"device {row.device_index}" + ("" if row.device_speed else ", not compared")
     half_width = row.comparable_interval.half_width / row.comparable_seconds
     scaled = f"{format_four_digits(row.comparable_rate)} +-{100 * half_width:.2f} %"
-    return f"device {row.device}, {scaled} if scaled to the first device"
+    return f"device {row.device_index}, {scaled} if scaled to the first device"
 
 
 def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
@@ -370,11 +370,13 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
         ]
         group = [row for row in rows if (row.regime, row.problem.dtype) == (regime, dtype)]
         reference = next(row for row in group if row.is_reference and row.ok)
-        is_by_ceilings = any(row.phase == CONFIRM_PHASE and row.device is not None for row in group)
+        is_by_ceilings = any(row.phase == CONFIRM_PHASE and row.device_index is not None for row in group)
         measure = "their ceilings" if is_by_ceilings else f"the reference {reference.shape}, {reference.kernel}"
         relative = f"{', '.join(others)} relative to device {first}, by {measure}"
         lines.append(f"{regime} {dtype}: {relative if others else f'device {first} alone'}")
-    if uncompared := sorted({row.device for row in rows if row.device is not None and row.device_speed is None}):
+    if uncompared := sorted(
+        {row.device_index for row in rows if row.device_index is not None and row.device_speed is None}
+    ):
         lines.append(f"not compared, and ranked after the others: device {', '.join(map(str, uncompared))}")
     return [
         *lines,
@@ -387,7 +389,7 @@ def describe_drift(references: Sequence[Measurement]) -> Iterator[str]:
     """Yield a line for each reference that was measured more than once on the same device: its median rate, and how far
     the lowest and the highest rate are from the median.
     """
-    groups = group_pairs(((row.device, row.problem, row.shape, row.kernel), row) for row in references if row.ok)
+    groups = group_pairs(((row.device_index, row.problem, row.shape, row.kernel), row) for row in references if row.ok)
     for (device, _, shape, _), rows in groups.items():
         if len(rows) > 1:
             rates = [row.best_rate for row in rows]

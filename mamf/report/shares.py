@@ -143,7 +143,7 @@ def describe_clock(conditions: Conditions) -> str:
     requested = f"{conditions.clock_hz / 1e6:.0f} MHz" if conditions.clock_hz else ""
     if not conditions.true_clock_hz:
         return requested and f"{requested} requested"
-    used = f"{100 * conditions.cycles_used:.1f} % of the units' cycles at " if conditions.cycles_used else ""
+    used = f"{100 * conditions.used_cycle_share:.1f} % of the units' cycles at " if conditions.used_cycle_share else ""
     in_brackets = f" (requested: {requested})" if requested else ""
     return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{in_brackets}"
 

@@ -125,9 +125,7 @@ def find_row_on_data(rows: Iterable[Measurement], data: str, regime: str) -> Mea
 
 
 def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
-    """Yield the peak of the datasheet, and the rate of all compute units at the clock that the driver requested while
-    ``row`` was measured.
-    """
+    """Yield the peak of the datasheet, and the rate of all compute units at the requested clock of ``row``."""
     peak = find_peak(info.name, dtype, info.compute_units)
     if peak is None:
         yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
@@ -163,7 +161,7 @@ def _get_true_clock(row: Measurement | None) -> float | None:
 
 
 def _describe_cycles_used(row: Measurement | None) -> str:
-    used = row.conditions.cycles_used if row is not None else None
+    used = row.conditions.used_cycle_share if row is not None else None
     return (
         f"the kernel uses {format_percent(used)} % of the units' cycles" if used else "the true clock was not measured"
     )
@@ -178,10 +176,12 @@ def _make_measured_step(name: str, row: Measurement | None, cause: str) -> Water
 
 
 def _describe_timer_accuracy(row: Measurement | None) -> str:
-    """Return a clause that states the error of the timer, or an empty string if the error is unknown. The clause is
-    appended to the cause of a waterfall step.
-    """
-    return f"; timer error up to {100 * row.accuracy:.1f} %" if row is not None and row.ok and row.accuracy else ""
+    """Return a clause that states the error of the timer, for the cause of a step; empty if the error is unknown."""
+    return (
+        f"; timer error up to {100 * row.relative_timing_error:.1f} %"
+        if row is not None and row.ok and row.relative_timing_error
+        else ""
+    )
 
 
 def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -> str:

@@ -64,7 +64,7 @@ def _collect_problem_ids(rows: Iterable[Measurement]) -> set[tuple[int | None, s
     """Return the ids of the distinct problems of ``rows``. Several rows may have the same problem, because users can
     request a problem again by its number.
     """
-    return {(row.device, row.regime, row.kernel, row.round) for row in rows}
+    return {(row.device_index, row.regime, row.kernel, row.round_number) for row in rows}
 
 
 def compute_max_wrong_share(checked_count: int) -> float:
@@ -169,13 +169,13 @@ def yield_verdict_lines(rows: MeasuredRows, is_interrupted: bool = False) -> Ite
 
 def make_reproduction_command(log: RunLog, row: Measurement) -> str:
     """Return the command line that verifies the problem of a row again."""
-    plan, device = log.plan, log.get_device(row.device)
+    plan, device = log.plan, log.get_device(row.device_index)
     kernels = [row.kernel] if row.kernel in plan.kernels else [name for name in plan.kernels if ":" in name]
     return shlex.join(
         [
             *("mamf", "verify", "--backend", device.backend, "--device", str(device.index)),
             *("--kernel", *kernels, "--dtype", row.problem.dtype, "--regime", row.regime),
-            *("--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round)),
+            *("--largest", str(plan.shapes[0]), "--seed", str(plan.problem.seed), "--number", str(row.round_number)),
         ]
     )
 
@@ -216,7 +216,7 @@ def _describe_throttling(rows: MeasuredRows) -> str:
 
 
 def _get_error_share(row: Measurement) -> float:
-    return (row.error or 0.0) / (float(row.details.get(ERROR_BOUND_KEY, 0.0)) or 1.0)
+    return (row.relative_error or 0.0) / (float(row.details.get(ERROR_BOUND_KEY, 0.0)) or 1.0)
 
 
 def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
@@ -241,7 +241,10 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         Column("launches", "launches", lambda rows: count_verified_items(rows)["launches"], drop_priority=2),
         Column("values", "values", lambda rows: count_verified_items(rows)["values"], "{:.3g}".format, drop_priority=1),
         Column(
-            "largest_error", "largest error", lambda rows: (it := _find_worst_row(rows)) and it.error, "{:.2g}".format
+            "largest_error",
+            "largest error",
+            lambda rows: (it := _find_worst_row(rows)) and it.relative_error,
+            "{:.2g}".format,
         ),
         Column(
             "bound",

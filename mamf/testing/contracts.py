@@ -217,7 +217,7 @@ class AnyKernelContract:
     def test_can_be_measured(self, backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> None:
         row = _measure_row(backend, kernel, problem, shape)
         assert row.ok, row.reason
-        assert row.launches >= 3
+        assert row.launch_count >= 3
 
 
 class KernelContract(AnyKernelContract):

@@ -60,7 +60,7 @@ def test_burst_is_unthrottled_and_sustained_is_not_faster():
     (sustained,) = sweep([SQUARE], backend=ACCELERATOR, regime="sustained")
     assert burst.ok
     assert sustained.ok
-    assert sustained.rate("median") <= burst.rate("median") * 1.01
+    assert sustained.compute_rate("median") <= burst.compute_rate("median") * 1.01
 
 
 def test_a_shape_too_large_is_a_row_and_the_next_is_measured():

@@ -118,7 +118,7 @@ def test_a_search_streams_and_has_its_ceiling(machine):
 @pytest.mark.parametrize("stop", [4, 5, 8])
 def test_ctrl_c_in_a_callback_keeps_what_was_confirmed(machine, stop):
     def on_row(row):
-        if (row.phase, row.round) == ("confirm", stop):
+        if (row.phase, row.round_number) == ("confirm", stop):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -150,7 +150,7 @@ def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
 def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, resume, on_launch, tmp_path, share):
     complete = read(tmp_path)
-    launches = int(share * sum(row.launches for row in searched(complete)))
+    launches = int(share * sum(row.launch_count for row in searched(complete)))
     (tmp_path / "run.jsonl").unlink()
     on_launch(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == launches else None)
     code, out, _ = attention()

@@ -121,8 +121,8 @@ def test_counters_are_of_the_fastest_kernels_on_the_shape_with_the_most_work(fol
     monkeypatch.setattr(ncu, "run_and_capture_output", lambda command: (printed([0]), ""))
     assert main(ASKED) == 0
     log, kernels = read_run_log(folder / "counters.jsonl"), read_run_log(folder / "kernels.jsonl")
-    assert {row.amount for row in log.measurements} == {
-        max(row.amount for row in kernels.measurements if row.operation == "attention")
+    assert {row.work_amount for row in log.measurements} == {
+        max(row.work_amount for row in kernels.measurements if row.operation == "attention")
     }
     assert "bound by launch (its kernel runs for" in text_of(folder)
 

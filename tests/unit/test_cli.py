@@ -171,7 +171,7 @@ def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
         sys.path.remove(str(tmp_path))
     assert code == 1
     assert " and 1 more: wrong_result: " in out
-    assert [row.error for row in read_run_log(tmp_path / "run.jsonl").measurements] == [None, None]
+    assert [row.relative_error for row in read_run_log(tmp_path / "run.jsonl").measurements] == [None, None]
 
 
 def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):

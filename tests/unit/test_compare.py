@@ -45,7 +45,13 @@ def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
 def row(seconds=1.0, shape=SHAPES[0], count=8, spread=0.001, **fields):
     """A row whose median is ``seconds``."""
     samples = tuple(seconds * (1 + spread * (2 * each / max(1, count - 1) - 1)) for each in range(count))
-    known = {"kernel": "torch.mm", "problem": MatmulProblem(), "regime": "burst", "best_by": "median", "status": "ok"}
+    known = {
+        "kernel": "torch.mm",
+        "problem": MatmulProblem(),
+        "regime": "burst",
+        "ranking_statistic": "median",
+        "status": "ok",
+    }
     return Measurement(shape=shape, summary=summarize_samples(samples), samples=samples, **known | fields)
 
 
@@ -83,7 +89,7 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
     usual = Repeatability(run=0.002)
     shapes = [MatmulShape(size, size, size) for size in (4096, 5120, 6144)]
 
-    common = {"regime": "sustained", "best_by": "mean", "launches": 100}
+    common = {"regime": "sustained", "ranking_statistic": "mean", "launch_count": 100}
 
     def sweep(host_speed):
         slow = row(1 / host_speed, repeatability=by_host, **common)
@@ -218,7 +224,9 @@ def test_a_row_that_fails_in_one_log_is_told():
 
 def rounds(seconds, shape, count=6, **fields):
     """A candidate that every round measures with its own luck."""
-    return [row(seconds * (1 + 0.001 * n), shape, phase="confirm", round=n, **fields) for n in range(1, count + 1)]
+    return [
+        row(seconds * (1 + 0.001 * n), shape, phase="confirm", round_number=n, **fields) for n in range(1, count + 1)
+    ]
 
 
 def test_two_finds_compare_their_ceilings_whatever_the_shape():
@@ -234,7 +242,7 @@ def test_a_round_is_a_sample_of_a_candidate():
     found = log(*rounds(1.0, SHAPES[0]), *rounds(1.0, SHAPES[1], count=2), plan=FIND_PLAN)
     (entry,) = list_compared_rows(found)
     assert entry.shape == "1024x1024x1024"  # two rounds confirm nothing
-    speeds = sorted(each.rate("median") for each in found.measurements if each.shape == SHAPES[0])
+    speeds = sorted(each.compute_rate("median") for each in found.measurements if each.shape == SHAPES[0])
     assert entry.rate == pytest.approx((speeds[2] + speeds[3]) / 2)
     assert (entry.interval.low, entry.interval.high) == (speeds[0], speeds[-1])
 
@@ -264,8 +272,8 @@ def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
     assert told in line
 
 
-def clocked(cycles_used, seconds=1.0, **fields):
-    return row(seconds, conditions=Conditions(true_clock_hz=1.6e9, cycles_used=cycles_used), **fields)
+def clocked(used_cycle_share, seconds=1.0, **fields):
+    return row(seconds, conditions=Conditions(true_clock_hz=1.6e9, used_cycle_share=used_cycle_share), **fields)
 
 
 @pytest.mark.parametrize(("used", "verdict"), [(0.975, "SAME"), (0.90, "SLOWER"), (1.0, "FASTER")])

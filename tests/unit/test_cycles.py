@@ -29,12 +29,12 @@ def test_the_clock_of_a_launch_is_the_devices_own(regime, true_clock):
     for row in measured(physics, regime=regime, clock="all"):
         assert row.conditions.true_clock_hz == pytest.approx(true_clock * requested, rel=0.005)
         rate = 132 * 4096 * row.conditions.true_clock_hz
-        assert row.conditions.cycles_used == pytest.approx(row.tflops * 1e12 / rate, rel=1e-5)
+        assert row.conditions.used_cycle_share == pytest.approx(row.tflops * 1e12 / rate, rel=1e-5)
 
 
 def test_cycles_used_are_the_same_in_both_regimes():
     burst, sustained = (
-        {row.shape: row.conditions.cycles_used for row in measured(regime=regime, clock="all")}
+        {row.shape: row.conditions.used_cycle_share for row in measured(regime=regime, clock="all")}
         for regime in ("burst", "sustained")
     )
     assert burst == pytest.approx(sustained, rel=0.01)

@@ -50,7 +50,9 @@ ROWS = [
 
 def with_clock(measured, true_clock_hz):
     used = measured.best_rate * 1e12 / (132 * 4096 * true_clock_hz)
-    return replace(measured, conditions=replace(measured.conditions, true_clock_hz=true_clock_hz, cycles_used=used))
+    return replace(
+        measured, conditions=replace(measured.conditions, true_clock_hz=true_clock_hz, used_cycle_share=used)
+    )
 
 
 # -- steps -------------------------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def row_of(shape, tflops, number, kernel=KERNEL, regime="burst", phase="confirm"
     samples = (shape.flop / tflops / 1e12,) * 3
     return Measurement(
         shape, kernel, MatmulProblem(), regime, "median", "ok", "", summarize_samples(samples), samples,
-        launches=3, phase=phase, round=number, conditions=Conditions(**conditions),
+        launch_count=3, phase=phase, round_number=number, conditions=Conditions(**conditions),
     )  # fmt: skip
 
 
@@ -257,10 +257,12 @@ def test_what_chose_a_candidate_never_confirms_it(both, regime):
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_rounds_are_interleaved_and_none_repeats_a_candidate(both, regime):
     rows = confirmations(both[1], regime)
-    numbers = [row.round for row in rows]
+    numbers = [row.round_number for row in rows]
     assert numbers == sorted(numbers)
-    assert max(Counter((row.round, row.shape, row.kernel) for row in rows).values()) == 1
-    orders = {tuple(row.shape for row in rows if row.round == number) for number in range(1, MIN_CONFIRMING_ROUNDS + 1)}
+    assert max(Counter((row.round_number, row.shape, row.kernel) for row in rows).values()) == 1
+    orders = {
+        tuple(row.shape for row in rows if row.round_number == number) for number in range(1, MIN_CONFIRMING_ROUNDS + 1)
+    }
     assert len({frozenset(order) for order in orders}) == 1
     assert regime == "sustained" or len(orders) > 1, "always in the same order: each follows the same heat"
 
@@ -319,10 +321,12 @@ def test_who_was_left_in_a_round_is_as_the_rows_say_and_not_the_clock(held_round
     physics = dataclasses.replace(Physics(), compute_units=4, flop_per_cycle_per_unit=4096, memory_bytes=8 * 10**9)
     limited = {"budget_seconds": 110.0, "scouts": 8, "refinements": 8}
     rows = found(find_of(SimulatedBackend(physics=physics), **limited))
-    of_round = Counter(row.round for row in rows if row.phase == "choose")
+    of_round = Counter(row.round_number for row in rows if row.phase == "choose")
     assert of_round[1] > of_round[2] > 1
     begun = [
-        row for row in rows if row.phase in ("scout", "refine") or (row.phase == "choose" and row.round in held_rounds)
+        row
+        for row in rows
+        if row.phase in ("scout", "refine") or (row.phase == "choose" and row.round_number in held_rounds)
     ]
     held = rows[: len(begun) + 1]
     again = found(find_of(SimulatedBackend(physics=physics), held=held, **limited))
@@ -331,7 +335,7 @@ def test_who_was_left_in_a_round_is_as_the_rows_say_and_not_the_clock(held_round
 
 
 def key_of(row):
-    return row.regime, row.phase, row.round, row.kernel, row.shape
+    return row.regime, row.phase, row.round_number, row.kernel, row.shape
 
 
 # -- candidates ------------------------------------------------------------------------------------------------------

@@ -127,7 +127,7 @@ def test_a_budget_that_ends_it_is_no_pass_and_the_rest_is_resumed(guard, monkeyp
     assert guard("--resume", "cut.jsonl")[0] == 3
     rows = read_run_log(guard.folder / "cut.jsonl").measurements
     assert [row.samples for row in rows][: len(held)] == held, "nothing is measured twice"
-    assert len({(row.shape, row.problem, row.phase, row.round) for row in rows}) == len(rows)
+    assert len({(row.shape, row.problem, row.phase, row.round_number) for row in rows}) == len(rows)
 
 
 def test_any_log_of_the_operation_can_be_a_baseline(guard, run, monkeypatch):
@@ -240,8 +240,8 @@ def test_a_baseline_of_cycles_holds_on_another_card(guard, run, monkeypatch):
 def visit(seconds=1.0, phase="", status="ok", number=1):
     samples = tuple(seconds * (1 + 0.0005 * each) for each in (-2, -1, -1, 0, 0, 1, 1, 2))
     return Measurement(
-        SHAPE, "eager", AttentionProblem(), "burst", "median", status, samples=samples, phase=phase, round=number,
-        summary=summarize_samples(samples) if status == "ok" else None, repeatability=KNOWN,
+        SHAPE, "eager", AttentionProblem(), "burst", "median", status, samples=samples, phase=phase,
+        round_number=number, summary=summarize_samples(samples) if status == "ok" else None, repeatability=KNOWN,
     )  # fmt: skip
 
 

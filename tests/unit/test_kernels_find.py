@@ -46,7 +46,9 @@ def test_what_was_cut_off_goes_on_and_measures_nothing_twice(run, log, tmp_path)
         path.write_text("\n".join(whole[: cut + 1]) + "\n")
         assert run(*ASKED, "--resume", path.name)[0] == 0
         again = read_run_log(path)
-        steps = [(row.problem, row.regime, row.shape, row.kernel, row.phase, row.round) for row in again.measurements]
+        steps = [
+            (row.problem, row.regime, row.shape, row.kernel, row.phase, row.round_number) for row in again.measurements
+        ]
         assert len(steps) == len(set(steps)) == path.read_text().count('"record": "measurement"')
         assert again.other_ceilings.keys() == log.other_ceilings.keys()
         assert not found(path) & {"ceiling-mismatch", "best-mismatch", "duplicate-row", "foreign-row", "missing-row"}

@@ -113,7 +113,7 @@ def test_a_simulated_step_has_its_columns(backend, phase):
     columns = make_operation("model").make_columns(row)
     assert columns["tokens/s"] == pytest.approx(SHAPE.token_count / row.seconds, abs=1)
     assert columns["parameters"] == problem.count_parameters(shape)
-    assert row.rate("mean") == pytest.approx(problem.compute_flop(shape) / row.seconds / 1e12)
+    assert row.compute_rate("mean") == pytest.approx(problem.compute_flop(shape) / row.seconds / 1e12)
 
 
 def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):

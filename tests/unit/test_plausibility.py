@@ -108,7 +108,7 @@ def test_float64_has_a_gate_of_its_own_or_that_of_float32():
     assert compute_max_flops(a10g, "float64") == compute_max_flops(a10g, "float32")
     assert compute_max_flops_at_clock(H100, "float64", 990e6) == pytest.approx(67e12 / 2 * READ_CLOCK_HEADROOM)
     row = row_of([seconds_at(70)] * 20, dtype="float64", clock_hz=1980e6)
-    kept, aside = separate_impossible_samples(row.samples, row.amount, compute_max_flops(H100, "float64"))
+    kept, aside = separate_impossible_samples(row.samples, row.work_amount, compute_max_flops(H100, "float64"))
     assert (len(kept), len(aside)) == (0, 20)
 
 
@@ -129,7 +129,7 @@ def clock_ratios(path: Path):
     for _, row in reviewed_log.valid_rows:
         clock = row.conditions.clock_hz
         bound = (
-            compute_max_flops_at_clock(reviewed_log.log.get_device(row.device), row.problem.dtype, clock)
+            compute_max_flops_at_clock(reviewed_log.log.get_device(row.device_index), row.problem.dtype, clock)
             if clock
             else None
         )

@@ -59,7 +59,7 @@ def test_burst_gives_the_boost_figure_whatever_ran_before(shape, before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(BurstRegime, backend), shape)
-    assert row.rate("median") == pytest.approx(rate(backend, shape, backend.device_physics.boost_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(rate(backend, shape, backend.device_physics.boost_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ()
 
 
@@ -68,10 +68,10 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(SustainedRegime, backend))
-    assert row.rate("median") == pytest.approx(rate(backend, FAT, backend.device_physics.capped_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(rate(backend, FAT, backend.device_physics.capped_hz), rel=0.003)
     assert row.conditions.throttle_reasons == ("power cap",)
     assert row.conditions.watts == pytest.approx(backend.device_physics.power_limit_watts, rel=0.01)
-    assert row.launches * row.seconds >= SustainedRegime.min_visit_seconds, (
+    assert row.launch_count * row.seconds >= SustainedRegime.min_visit_seconds, (
         "what was queued before the visit is none of it"
     )
 
@@ -82,7 +82,7 @@ def test_long_launches_do_not_throttle_themselves():
     row = take(started(BurstRegime, backend), HUGE)
     assert row.seconds > 0.3 * backend.burst_traits.train_seconds
     assert row.conditions.throttle_reasons == ()
-    assert row.rate("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_hz), rel=0.003)
+    assert row.compute_rate("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_hz), rel=0.003)
 
 
 class HeldBack(SimulatedSensors):
@@ -127,7 +127,7 @@ def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
     tiny = MatmulShape(256, 512, 512)
     row = take(started(BurstRegime, backend), tiny)
     # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
-    assert row.rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
 
 
 class SlowToLaunch(SimulatedMatmul):
@@ -160,8 +160,8 @@ def test_a_host_that_uses_up_its_lead_does_not_make_verified_launches_slow(host_
 def test_burst_takes_the_timers_own_share_off_every_sample():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead_seconds=10e-6))
     row = take(started(BurstRegime, backend), SMALL)
-    assert row.timer_overhead == 10e-6
-    assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+    assert row.timer_overhead_seconds == 10e-6
+    assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
 
 
 def test_burst_warms_in_a_device_that_was_idle_and_only_that():
@@ -174,7 +174,7 @@ def test_burst_warms_in_a_device_that_was_idle_and_only_that():
         begun = backend.now()
         row = take(regime, SMALL)
         durations.append(backend.now() - begun)
-        assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+        assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
     warm_in = backend.burst_traits.warm_in_seconds
     assert min(durations[0], durations[2]) > warm_in > durations[1]
 
@@ -182,7 +182,7 @@ def test_burst_warms_in_a_device_that_was_idle_and_only_that():
 def test_sustained_rotates_operands_past_twice_the_cache():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3))
     row = take(started(SustainedRegime, backend), SMALL)
-    assert row.rate("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
 
 
 @given(st.integers(16, 8192), st.integers(16, 8192), st.integers(1, 10**9))
@@ -228,7 +228,7 @@ def test_sustained_does_not_count_the_time_in_which_the_host_leaves_the_device_i
     steady, sleepy = (
         take(started(SustainedRegime, backend(physics=QUIET)), FAT) for backend in (SimulatedBackend, SleepyHost)
     )
-    assert sleepy.rate("mean") == pytest.approx(steady.rate("mean"), rel=0.003)
+    assert sleepy.compute_rate("mean") == pytest.approx(steady.compute_rate("mean"), rel=0.003)
     assert not steady.remarks
     assert steady.conditions.true_clock_hz is not None
     assert sleepy.conditions.true_clock_hz is None
@@ -268,7 +268,7 @@ def test_power_without_ticks_is_that_of_the_sensor():
 def test_the_power_of_a_ceiling_is_energy_over_time():
     row = take(started(SustainedRegime, SimulatedBackend()))
     rounds = [
-        dataclasses.replace(row, launches=launches, conditions=dataclasses.replace(row.conditions, watts=watts))
+        dataclasses.replace(row, launch_count=launches, conditions=dataclasses.replace(row.conditions, watts=watts))
         for launches, watts in ((100, 640.0), (100, 700.0), (200, 720.0))
     ]
     assert summarize_conditions(rounds).watts == pytest.approx(695.0)
@@ -297,8 +297,8 @@ def test_sustained_says_when_it_never_settled(monkeypatch):
 def test_classic_takes_as_many_launches_as_mamf_finder():
     backend = SimulatedBackend()
     row = take(started(ClassicRegime, backend, warmup_seconds=30.0))
-    assert row.launches == 100
-    assert row.best_by == "fastest"
+    assert row.launch_count == 100
+    assert row.ranking_statistic == "fastest"
     assert backend.now() > 30
 
 
@@ -306,7 +306,7 @@ def test_classic_takes_as_many_launches_as_mamf_finder():
 def test_classic_cut_short_keeps_at_least_three_launches_and_says_so(seconds):
     regime = started(ClassicRegime, SimulatedBackend(), warmup_seconds=0.0)
     row = take(regime, MatmulShape(1024, 1024, 1024), max_seconds=seconds)
-    assert row.launches >= 3
+    assert row.launch_count >= 3
     assert "the time limit stopped the loop" in row.remarks[0]
 
 
@@ -315,7 +315,7 @@ def test_classic_warms_up_once():
     regime = started(ClassicRegime, backend, warmup_launches=5, timed_launches=10, warmup_seconds=3.0)
     take(regime)
     begun = backend.now()
-    assert take(regime).launches == 10
+    assert take(regime).launch_count == 10
     assert backend.now() - begun < 0.1
 
 
@@ -323,7 +323,7 @@ def test_a_slow_device_finishes_with_three_launches():
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), matmul_peak_share=1e-5, launch_noise=0.05))
     regime = started(BurstRegime, backend)
     row = take(regime, MatmulShape(4096, 4096, 4096))
-    assert row.launches == 3
+    assert row.launch_count == 3
     assert row.summary.interval.coverage == 0.75
     assert regime.last_visit_seconds < 9 * row.summary.slowest, "no rest lasts as long as a launch"
 
@@ -335,7 +335,7 @@ def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     regime = started(BurstRegime, backend)
     begun = backend.now() + backend.burst_traits.longest_rest_seconds
     row = take(regime, SMALL, precision=precision)
-    exhausted = row.launches >= StoppingRule().max_samples
+    exhausted = row.launch_count >= StoppingRule().max_samples
     late = backend.now() - begun >= regime.default_sweep_row_seconds
     # Samples are rounded to the nanosecond after the rule has seen them.
     rounding = 1e-9 / row.summary.median
@@ -392,4 +392,4 @@ def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
     """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.6))
     row = take(started(BurstRegime, backend, must_flush_cache=False), SMALL)
-    assert row.rate("slowest") == pytest.approx(row.rate("fastest"), rel=0.01)
+    assert row.compute_rate("slowest") == pytest.approx(row.compute_rate("fastest"), rel=0.01)

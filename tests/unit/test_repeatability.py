@@ -166,8 +166,8 @@ def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     physics = replace(RESTLESS, clock_alternation_share=0.03, capped_variation=None)
     row = row_of(SustainedRegime, physics=physics)
     hot = Physics().capped_hz * (1 - Physics().hot_clock_loss_share)
-    assert row.rate("mean") == pytest.approx(rate(hot), rel=0.002)
-    assert row.best_rate == row.rate("mean")
+    assert row.compute_rate("mean") == pytest.approx(rate(hot), rel=0.002)
+    assert row.best_rate == row.compute_rate("mean")
     assert any("alternated between" in remark for remark in row.remarks)
     assert row.rate_interval.low <= rate(hot) <= row.rate_interval.high
 
@@ -191,7 +191,7 @@ def rounds_of(phase, true, count, chooser, shape):
         samples = (shape.flop / (true * (1 + chooser.gauss(0, 0.001))) / 1e12,) * 6
         yield Measurement(
             shape, "k", MatmulProblem(), "burst", "median", "ok", "", summarize_samples(samples), samples,
-            launches=6, phase=phase, round=number, repeatability=KNOWN,
+            launch_count=6, phase=phase, round_number=number, repeatability=KNOWN,
         )  # fmt: skip
 
 
@@ -214,10 +214,10 @@ def test_held_out_rounds_take_the_winners_curse_off():
 def test_a_sustained_ceiling_is_all_work_over_all_time():
     chooser = random.Random(2)
     rows = [
-        replace(row, regime="sustained", best_by="mean", launches=launches)
+        replace(row, regime="sustained", ranking_statistic="mean", launch_count=launches)
         for row, launches in zip(rounds_of("confirm", 700.0, 3, chooser, SHAPE), (100, 200, 700), strict=True)
     ]
-    seconds = sum(row.launches * row.summary.mean for row in rows)
+    seconds = sum(row.launch_count * row.summary.mean for row in rows)
     choosing = [replace(row, phase="choose") for row in rows]
     assert find_confirmed_ceiling([*choosing, *rows], "card").tflops == pytest.approx(
         1000 * SHAPE.flop / seconds / 1e12

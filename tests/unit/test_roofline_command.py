@@ -61,7 +61,9 @@ def test_finds_that_are_there_are_continued_and_print_to_stderr(run, here):
     for path in CEILING_REGIMES:
         log = read_run_log(here / path)
         assert log.summary["status"] == "complete"
-        steps = [(row.problem, row.regime, row.shape, row.kernel, row.phase, row.round) for row in log.measurements]
+        steps = [
+            (row.problem, row.regime, row.shape, row.kernel, row.phase, row.round_number) for row in log.measurements
+        ]
         assert len(steps) == len(set(steps)) == (here / path).read_text().count('"record": "measurement"')
     assert (here / CEILING_REGIMES[0]).read_text().startswith("".join(whole[CEILING_REGIMES[0]]))
 

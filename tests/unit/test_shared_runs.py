@@ -76,14 +76,14 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
     (code, out, err), log = shared(*SWEEP, *GRID)
     assert (code, err, log.tier) == (0, "", "complete")
     assert sorted(row.shape for row in own(log)) == GRID_SHAPES
-    assert [sum(row.device == device for row in own(log)) for device in range(4)] == [3, 3, 3, 3]
+    assert [sum(row.device_index == device for row in own(log)) for device in range(4)] == [3, 3, 3, 3]
     for row in log.measurements:
-        assert row.device_speed == pytest.approx(SPEEDS[row.device], rel=0.002)
+        assert row.device_speed == pytest.approx(SPEEDS[row.device_index], rel=0.002)
     best = max(own(log), key=lambda row: row.comparable_rate)
     assert f"median) @ {best.shape} by simulated.mm" in out
     assert [device.uuid_hash for device in log.devices] == ["card0", "card1", "card2", "card3"]
     assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
-    under = f"{best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device}"
+    under = f"{best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device_index}"
     assert f"MHz (requested: 1980 MHz); {under}" in out
     for path in find_shared_logs(run.folder / "out"):
         log = read_run_log(path)
@@ -106,7 +106,7 @@ def test_only_a_run_on_one_device_warns_that_the_others_are_busy(run, shared, mo
 def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     (code, _, err), log = shared(*SWEEP, *GRID, gone=(1,))
     assert (code, log.tier, log.summary["left"]) == (1, "interrupted", 3)
-    assert len(own(log)) == 9 and 1 not in {row.device for row in own(log)}
+    assert len(own(log)) == 9 and 1 not in {row.device_index for row in own(log)}
     assert err == (
         "mamf: device 1 failed: its process ended early (phase: start): killed by SIGKILL, perhaps because memory ran "
         "out\n"
@@ -115,7 +115,7 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     )
     (code, _, _), log = shared("sweep", "--resume", "out", "--devices", "0", "2")
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
-    assert {row.device for row in own(log)} == {0, 2, 3}
+    assert {row.device_index for row in own(log)} == {0, 2, 3}
     again = shared("sweep", "--resume", "out")[1]
     assert len(again.all_rows) == len(log.all_rows), "nothing is measured twice"
 
@@ -293,7 +293,7 @@ def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, nam
     assert [code for *_, code in started("sweep", "--devices", "ranks", "--resume", "out")] == [0, 0]
     log = read_log_or_shared_run(tmp_path / "out")
     assert (log.tier, sorted(row.shape for row in own(log))) == ("complete", GRID_SHAPES)
-    assert {row.device for row in own(log)} == {0, 1}
+    assert {row.device_index for row in own(log)} == {0, 1}
     code, _, err = run("sweep", "--resume", str(tmp_path / "out"))
     assert (code, "for logs of ranks, add --devices ranks" in err) == (2, True)
 
@@ -322,7 +322,7 @@ def test_devices_of_several_machines_are_told_apart(run, shared):
     ]
     joined = join_logs(logs, run.folder)
     assert [device.index for device in joined.devices] == [0, 1, 2, 3]
-    assert {row.shape: row.device for row in own(joined)} == {row.shape: row.device for row in own(log)}
+    assert {row.shape: row.device_index for row in own(joined)} == {row.shape: row.device_index for row in own(log)}
 
 
 # -- read as one run ---------------------------------------------------------------------------------------------------
@@ -387,11 +387,11 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
 
 def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     _, log = shared(*SWEEP, *GRID)
-    visits = [row for row in log.measurements if row.is_reference and row.device != 1]
+    visits = [row for row in log.measurements if row.is_reference and row.device_index != 1]
     rows = add_device_speeds([*visits, *own(log)])
     last = [row.device_speed is None for row in select_ranked_rows(rows)]
     assert last == sorted(last)
-    assert last.count(True) == sum(row.device == 1 for row in own(log)) > 0
+    assert last.count(True) == sum(row.device_index == 1 for row in own(log)) > 0
     assert "not compared, and ranked after the others: device 1" in describe_devices(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
     compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
@@ -442,7 +442,7 @@ def test_kernels_of_any_operation_are_compared_on_a_row_of_the_plan(shared):
     assert (code, err, len(own(log))) == (0, "", 8)
     visits = [row for row in log.measurements if row.is_reference]
     assert {(row.problem.pattern, str(row.shape)) for row in visits} == {("copy", "1GiB")}
-    assert {row.device for row in visits} == {row.device for row in own(log)} == {0, 1, 2, 3}
+    assert {row.device_index for row in visits} == {row.device_index for row in own(log)} == {0, 1, 2, 3}
     assert "by the reference 1GiB, simulated-bandwidth" in out
 
 
@@ -472,9 +472,9 @@ def test_each_device_finds_its_own_ceiling_and_shares_are_comparable(shared):
     rates = [part.matmul_ceilings["bfloat16", "burst"].rate for part in log.part_logs]
     assert [rate / rates[0] for rate in rates] == pytest.approx(SPEEDS, rel=0.01)
     visits = [row for row in log.measurements if row.is_reference and row.shape == COMMON_MATMUL_SHAPE]
-    assert {row.device for row in visits} == {0, 1, 2, 3}
+    assert {row.device_index for row in visits} == {0, 1, 2, 3}
     for row in log.measurements:
-        assert row.device_speed == pytest.approx(rates[row.device] / rates[0], rel=1e-4)
+        assert row.device_speed == pytest.approx(rates[row.device_index] / rates[0], rel=1e-4)
     joined = {(row.shape, row.kernel): row for row in own(log)}
     for part in log.part_logs:
         for row in own(part):

@@ -23,7 +23,7 @@ def row(phase="step", context=1024, milliseconds=None, kernel="torch[sdpa]", **f
     problem = ModelProblem(phase=phase, **fields)
     summary = summarize_samples(samples, "mean")
     shape = ModelShape(8, context)
-    return Measurement(shape, kernel, problem, "sustained", "mean", "ok", "", summary, tuple(samples), launches=10)
+    return Measurement(shape, kernel, problem, "sustained", "mean", "ok", "", summary, tuple(samples), launch_count=10)
 
 
 STEP = [row(phase) for phase in TRAINING_PHASES]

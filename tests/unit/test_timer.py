@@ -52,9 +52,9 @@ def test_a_burst_says_that_it_assumed_the_overhead(monkeypatch):
         physics=dataclasses.replace(Physics(), timer_overhead_seconds=CUDA.typical_overhead_seconds, launch_noise=0.0)
     )
     row = measured(backend)
-    assert row.timer_overhead == pytest.approx(CUDA.typical_overhead_seconds)
+    assert row.timer_overhead_seconds == pytest.approx(CUDA.typical_overhead_seconds)
     assert "implausible" in " ".join(row.remarks)
-    assert row.accuracy == pytest.approx(max(CUDA.error_seconds / row.seconds, 0.005))
+    assert row.relative_timing_error == pytest.approx(max(CUDA.error_seconds / row.seconds, 0.005))
 
 
 def measured(backend):

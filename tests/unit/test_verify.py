@@ -82,7 +82,7 @@ def test_both_states_of_the_device_are_checked():
 def test_the_least_tested_kernel_has_a_bound_only_if_enough_problems_were_checked(count, expected):
     rows = [row for row in verified(Physics(), budget=10.0) if row.ok][:count]
     others = [dataclasses.replace(row, kernel="other") for row in rows]
-    more = [dataclasses.replace(row, round=1000 + row.round) for row in others]
+    more = [dataclasses.replace(row, round_number=1000 + row.round_number) for row in others]
     *_, line = yield_verdict_lines([*rows, *others, *more])
     assert line == f"the least tested kernel is simulated.mm in bfloat16, {expected}"
 
@@ -135,7 +135,7 @@ def test_a_resumed_run_goes_on_with_the_next_problem(run):
     before = read_run_log(run.folder / "log.jsonl").measurements
     assert run("verify", *DEVICE[:4], "--resume", "log.jsonl", "--budget", "0.1s")[0] == 0
     after = read_run_log(run.folder / "log.jsonl").measurements
-    assert after[len(before)].round == len(before) + 1
+    assert after[len(before)].round_number == len(before) + 1
 
 
 def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypatch):
@@ -226,7 +226,7 @@ def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
     begun = device.now()
     rows = list(VerifyStrategy(setup_of(plan, kernels, device)).yield_results())
     assert 12 <= device.now() - begun < 15
-    assert {(row.regime, row.kernel): row.round for row in rows} == {
+    assert {(row.regime, row.kernel): row.round_number for row in rows} == {
         (regime, kernel.name): 7 for regime in ("spaced", "loaded") for kernel in kernels
     }
     assert len({row.phase for row in rows}) == len(rows) > 8, "the log keeps each"

@@ -218,7 +218,7 @@ class AutoprofileCommands:
         except MamfError as error:
             self.skip_reasons["counters.jsonl"] = str(error)
             return []
-        largest_row = max(rows, key=lambda row: row.amount)
+        largest_row = max(rows, key=lambda row: row.work_amount)
         rows_of_largest_shape = [
             row for row in rows if (row.problem, row.shape) == (largest_row.problem, largest_row.shape)
         ]

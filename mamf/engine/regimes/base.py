@@ -126,7 +126,7 @@ class Samples:
 class Regime(ABC):
     """A way to rest the device, launch a kernel and time it, on one opened device. One object serves a whole run.
 
-    - ``best_by``: the statistic that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
+    - ``ranking_statistic``: the statistic that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
     - ``rotates_operands``: True if launches rotate over several sets of operands, so that none stays in the cache.
     - ``must_rewrite_output``: True if the output is overwritten before each launch.
     - ``default_sweep_row_seconds``: the time limit of a row in a run that measures one kernel on many shapes, such as a
@@ -136,7 +136,7 @@ class Regime(ABC):
     """
 
     name: ClassVar[str]
-    best_by: ClassVar[str] = "median"
+    ranking_statistic: ClassVar[str] = "median"
     rotates_operands: ClassVar[bool] = False
     must_rewrite_output: ClassVar[bool] = False
     default_sweep_row_seconds: ClassVar[float | None] = None

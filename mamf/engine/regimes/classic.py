@@ -19,7 +19,7 @@ class ClassicRegime(Regime):
     """
 
     name = "classic"
-    best_by = "fastest"
+    ranking_statistic = "fastest"
     must_rewrite_output = True
     warmup_seconds = CLASSIC_WARMUP_SECONDS
     flush_bytes: ClassVar[int] = 256 * MIB

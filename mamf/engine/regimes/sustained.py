@@ -87,7 +87,7 @@ class SustainedRegime(Regime):
     """
 
     name = "sustained"
-    best_by = "mean"
+    ranking_statistic = "mean"
     rotates_operands = True
     default_sweep_row_seconds = 6.0
     min_visit_seconds: ClassVar[float] = 2.0

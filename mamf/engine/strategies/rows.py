@@ -106,7 +106,7 @@ class RowsStrategy(PlanStrategy):
             measured_count += 1
             if row.summary is not None:
                 self._recent_rates.setdefault((name, problem), deque(maxlen=_RECENT_ROW_COUNT)).append(
-                    row.amount / row.seconds
+                    row.work_amount / row.seconds
                 )
             after = (yield from self._measure_ceiling_matmul(regime, problem)) if row.ok else None
             yield add_matmul_details(row, kernel, before, after)

@@ -103,7 +103,7 @@ class ReproduceStrategy(RowsStrategy):
     """The strategy of ``mamf reproduce``: it measures claimed rates again until each is reproduced or refuted."""
 
     def yield_steps(self) -> StepGenerator:
-        rows, measured_visits = list(self.setup.rows), {(row.step, row.round) for row in self.setup.rows}
+        rows, measured_visits = list(self.setup.rows), {(row.step, row.round_number) for row in self.setup.rows}
         kernels = {kernel.name: kernel for kernel in self.kernels.values()}
         for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS_PER_CLAIM + 1)):
             if visit == 1:
@@ -211,7 +211,7 @@ class VerifyStrategy(PlanStrategy):
         """
         run, rows = self.runner, self.setup.rows
         requested_number, budget = self.plan.options.number, self.plan.budget_seconds or VERIFY_BUDGET_SECONDS
-        number, drawn = requested_number or 1 + max((row.round for row in rows), default=0), None
+        number, drawn = requested_number or 1 + max((row.round_number for row in rows), default=0), None
         seconds, repeats = max(budget / _MAX_ROW_COUNT, _MIN_VERIFY_SECONDS if requested_number else 0.0), len(rows)
         rule = StoppingRule(max_seconds=seconds)
         for index, name in enumerate(self.plan.regimes, 1):

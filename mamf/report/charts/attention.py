@@ -249,7 +249,7 @@ def make_decode_chart(
     limit, unit, is_compute = roofs and roofs.bandwidth_ceilings.get((MEMORY_LEVEL, regime)), "TB/s", False
     if roofs and all(make_roofline_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.matmul_ceilings), "TFLOPS", True
-    counted = {id(row): row.work.flop / row.amount if is_compute else 1.0 for row in measured}
+    counted = {id(row): row.work.flop / row.work_amount if is_compute else 1.0 for row in measured}
     unit, factor = choose_unit(unit, [row.best_rate * counted[id(row)] for row in measured])
     panels = []
     for title, panel_rows in group_pairs((make_panel_title(row), row) for row in measured).items():

@@ -85,7 +85,7 @@ def make_clock_chart(log: RunLog) -> ClockChart:
     several dtypes.
     """
     measured = (row for row in log.measurements if row.ok and not row.is_reference)
-    rows = [row for row in measured if row.conditions.cycles_used and row.conditions.true_clock_hz]
+    rows = [row for row in measured if row.conditions.used_cycle_share and row.conditions.true_clock_hz]
     dtypes = {row.problem.dtype for row in rows}
     if not rows:
         raise UsageError(f"{log.path} has no row with a measured clock: measure on an accelerator with --clock all")
@@ -111,7 +111,7 @@ def _make_clock_point(row: Measurement, field_texts: Sequence[str]) -> ClockPoin
     rows.
     """
     conditions = row.conditions
-    assert conditions.true_clock_hz is not None and conditions.cycles_used is not None, (
+    assert conditions.true_clock_hz is not None and conditions.used_cycle_share is not None, (
         "make_clock_chart selects rows with a measured clock"
     )
     # Label attention with its head dimension, and other operations with the whole shape.
@@ -120,7 +120,7 @@ def _make_clock_point(row: Measurement, field_texts: Sequence[str]) -> ClockPoin
         row.kernel,
         " ".join([size, *field_texts]),
         conditions.true_clock_hz / 1e6,
-        100 * conditions.cycles_used,
+        100 * conditions.used_cycle_share,
         row.best_rate,
     )
 

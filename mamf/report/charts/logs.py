@@ -40,11 +40,11 @@ def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
     ``factor``. The point has no interval if the row has no interval for this rate. If several devices shared the run,
     the rate is divided by the speed of the row's device relative to the first device.
     """
-    seconds = row.amount / row.comparable_rate / 1e12
+    seconds = row.work_amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
-    has_interval = row.best_by == row.figure and interval.is_known
+    has_interval = row.ranking_statistic == row.statistic and interval.is_known
     min_seconds, max_seconds = (interval.low, interval.high) if has_interval else (seconds, seconds)
-    scaled_amount = factor * row.amount / 1e12
+    scaled_amount = factor * row.work_amount / 1e12
     return Point(x, scaled_amount / seconds, scaled_amount / max_seconds, scaled_amount / min_seconds)
 
 
@@ -115,9 +115,11 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
     axis, get_x_position, shape = _choose_matmul_axis(measured)
     lines, notes, best_points = [], [], []
     for name in regimes:
-        best_first = sorted((row for row in measured if row.regime == name), key=lambda row: row.rank, reverse=True)
+        best_first = sorted(
+            (row for row in measured if row.regime == name), key=lambda row: row.rate_sort_key, reverse=True
+        )
         best = best_first[0]
-        notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.best_by}) at {best.shape}")
+        notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.ranking_statistic}) at {best.shape}")
         points = [make_point(row, get_x_position(rank, row)) for rank, row in enumerate(best_first, start=1)]
         lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
         best_points.append(points[0])
@@ -203,7 +205,7 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
 
     def make_panel(problem: Any, name: str) -> Panel | None:
         best_rows: dict[str, dict[float, Measurement]] = {}
-        for row in sorted(panel_rows.get((problem, name), ()), key=lambda row: row.rank):
+        for row in sorted(panel_rows.get((problem, name), ()), key=lambda row: row.rate_sort_key):
             best_rows.setdefault(row.kernel, {})[get_x_position(row)] = row
         if not best_rows:
             return None

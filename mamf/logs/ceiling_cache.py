@@ -70,40 +70,46 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     make_folder(get_cache_folder(), f"; set {CACHE_FOLDER_VARIABLE} to another folder")
     for regime, ceiling in log.ceilings.items():
         target = _build_cache_path(info, torch, ceiling.problem, regime)
-        new, cached = _add_origin(ceiling, log, target), None
+        new, cached, load_warnings = _add_origin(ceiling, log, target), None, list[str]()
+        new_rank, cached_rank = _rank_for_cache(new), None
         with contextlib.suppress(MamfError, OSError):  # The new log replaces a file that cannot be read.
             cached = _read_cached_ceiling(target, regime)
-        is_other = cached is not None and new.date != cached.date  # a resumed find replaces its own ceiling
-        load_warnings = list_logged_warnings(log.header, load_only=True) if is_other else []
-        if cached is None or (not load_warnings and _rank_for_cache(new) >= _rank_for_cache(cached)):
+            if cached is not None and new.date == cached.date:  # the same run, resumed: other work does not decide
+                cached_rank = _rank_for_cache(cached)
+            elif cached is not None:
+                load_warnings = list_logged_warnings(log.header, load_only=True)
+                cached_load_warnings = list_logged_warnings(read_run_log(target).header, load_only=True)
+                new_rank = _rank_for_cache(new, was_busy=bool(load_warnings))
+                cached_rank = _rank_for_cache(cached, was_busy=bool(cached_load_warnings))
+        if cached is None or cached_rank is None or new_rank >= cached_rank:
             if target.is_symlink():
                 target.unlink()
             write_file_atomically(target, path.read_bytes())
         else:
-            reasons = ("has an unknown interval", "comes from an interrupted search", "is older")
-            differs = [one != other for one, other in zip(_rank_for_cache(new), _rank_for_cache(cached), strict=True)]
-            stored = f"the ceiling that was stored on {cached.date[:10]} ({cached.rate:.4g} {cached.unit})"
-            why = (
-                f"was measured next to other work ({load_warnings[0]})"
-                if load_warnings
-                else reasons[differs.index(True)]
+            reasons = (
+                "has an unknown interval",
+                f"was measured next to other work ({', '.join(load_warnings)})",
+                "comes from an interrupted search",
+                "is older",
             )
-            yield f"the {regime} ceiling {why}, so mamf keeps {stored}"
+            differs = [one != other for one, other in zip(new_rank, cached_rank, strict=True)]
+            stored = f"the ceiling that was stored on {cached.date[:10]} ({cached.rate:.4g} {cached.unit})"
+            yield f"the {regime} ceiling {reasons[differs.index(True)]}, so mamf keeps {stored}"
 
 
 def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
     return replace(ceiling, date=str(log.header["started"]), tier=log.tier, reference=str(path))
 
 
-def _rank_for_cache(ceiling: Ceiling) -> tuple[bool, bool, str]:
+def _rank_for_cache(ceiling: Ceiling, was_busy: bool = False) -> tuple[bool, bool, bool, str]:
     """Return the rank of a ceiling. Of two ceilings that would have the same file in the cache, mamf keeps the one with
-    the higher rank.
+    the higher rank. ``was_busy``: whether other work used the machine during the search.
 
-    A ceiling whose interval is known ranks above a ceiling whose interval is unknown. If this does not decide, a
-    ceiling from a complete search ranks above a ceiling from an interrupted search. If this does not decide either, the
-    newer ceiling ranks higher.
+    A ceiling with a known interval ranks above one with an unknown interval. If this does not decide, a ceiling from a
+    quiet machine ranks above one from a busy machine, then one from a complete search above one from an interrupted
+    search. Otherwise the newer ceiling ranks higher.
     """
-    return ceiling.interval.is_known, ceiling.tier == "complete", ceiling.date
+    return ceiling.interval.is_known, not was_busy, ceiling.tier == "complete", ceiling.date
 
 
 def _read_cached_ceiling(path: Path, regime: str) -> Ceiling | None:

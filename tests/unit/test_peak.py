@@ -121,6 +121,16 @@ def test_a_find_next_to_other_work_replaces_no_other_find(cache, same_torch, tmp
     assert all(f"was measured next to other work (WARN {check}: 1 found), so mamf keeps" in line for line in said)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_of_two_busy_finds_the_newer_one_is_kept(cache, same_torch, tmp_path, is_known):
+    finding = "WARN cpu load: 1 found; rates are lower"
+    first = log_like(tmp_path / "first.jsonl", day="2026-11-22", finding=finding, is_known=is_known)
+    second = log_like(tmp_path / "second.jsonl", day="2026-11-23", finding=finding)
+    for log in (first, second):
+        ceiling_cache.cache_ceilings(log, pytest.fail)
+        assert {path.read_bytes() for path in cache.iterdir()} == {log.read_bytes()}
+
+
 def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path):
     ceiling_cache.cache_ceilings(log_like(tmp_path / "log.jsonl", is_known=False), pytest.fail)
     known = mamf.peak(device())

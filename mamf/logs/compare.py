@@ -19,6 +19,7 @@ How mamf computes a verdict:
 - The interval of a row has 95 % confidence. If the temperatures of A and B are known, the interval is wider by the
   change in rate that the temperature difference could cause.
 - SAME is an equivalence test, two one-sided tests at 5 %: the 90 % interval must be within the tolerance.
+- A row is UNDECIDED if the interval of A or of B is so wide that reports call it unknown.
 - The intervals that decide FASTER, SLOWER and regressions are widened for the number of rows (Bonferroni). If nothing
   changed, the chance that any row is called slower is at most 0.5 %, and the chance that all rows together are called
   slower is also at most 0.5 %.
@@ -99,6 +100,11 @@ class RowPair:
         return self.b.rate / self.a.rate
 
     @property
+    def has_known_intervals(self) -> bool:
+        """Whether reports give the intervals of A and B. They call wider intervals unknown."""
+        return all(side.interval is not None and side.interval.is_known for side in (self.a, self.b))
+
+    @property
     def change(self) -> RowChange:
         """The change of the rate from A to B, as input for ``pool_rows``, which tests all rows together."""
         a, b = self.a.error, self.b.error
@@ -143,12 +149,13 @@ class RowPair:
 
     def decide_verdict(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> RowVerdict:
         """Decide whether B is faster than A: return SAME if the 90 % interval of the ratio is within the tolerance,
-        FASTER or SLOWER if a difference of any size is certain, otherwise UNDECIDED.
+        FASTER or SLOWER if a difference of any size is certain, otherwise UNDECIDED. Also return UNDECIDED if the
+        interval of A or of B is unknown.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
         # At this confidence, the chance that the interval of any row misses the true ratio is FALSE_ALARM_CHANCE.
         strict_interval = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
-        if interval.coverage < MIN_INTERVAL_COVERAGE:
+        if interval.coverage < MIN_INTERVAL_COVERAGE or not self.has_known_intervals:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:
             return "SAME"

@@ -194,7 +194,8 @@ def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
     """Return whether the interval of the ratio is too wide to tell if the row is slower by more than the tolerance."""
     interval = pair.interval
     is_open = interval.low < 1 - tolerance <= interval.high
-    return (is_open and pair.ratio - interval.low > tolerance * pair.ratio) or interval.coverage < MIN_INTERVAL_COVERAGE
+    is_too_wide = is_open and pair.ratio - interval.low > tolerance * pair.ratio
+    return is_too_wide or interval.coverage < MIN_INTERVAL_COVERAGE or not pair.has_known_intervals
 
 
 def list_half_widths(log: RunLog) -> list[tuple[float, ComparedRow]]:

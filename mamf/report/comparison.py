@@ -154,7 +154,7 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.decide_verdict(tolerance) == "UNDECIDED":
         if pair.interval.coverage < MIN_INTERVAL_COVERAGE:
             yield "the row has too few samples to decide"
-        elif not all(side.interval and side.interval.is_known for side in (pair.a, pair.b)):
+        elif not pair.has_known_intervals:
             yield "the interval of A or of B is unknown: 'mamf show' of both logs says why"
         elif pair.is_too_short(tolerance):
             yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"

@@ -84,7 +84,8 @@ def write(tmp_path):
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
-def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_alone():
+@pytest.mark.parametrize("speed", [2.0, 100.0])
+def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_alone(speed):
     by_host = Repeatability(run=0.002, launch_seconds=0.3)
     usual = Repeatability(run=0.002)
     shapes = [MatmulShape(size, size, size) for size in (4096, 5120, 6144)]
@@ -96,7 +97,7 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
         others = [row(1.0, shape=shape, repeatability=usual, **common) for shape in shapes]
         return log(slow, *others)
 
-    comparison = compare(sweep(1.0), sweep(2.0))
+    comparison = compare(sweep(1.0), sweep(speed))
     by_shape = {pair.a.shape: pair.decide_verdict(0.03) for pair in comparison.pairs}
     assert by_shape.pop(str(SHAPES[0])) == "UNDECIDED"
     assert set(by_shape.values()) == {"SAME"}

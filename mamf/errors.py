@@ -69,7 +69,7 @@ class UnknownNameError(UsageError):
     def __init__(self, label: str, name: str, known_names: Iterable[str]) -> None:
         choices = sorted(known_names)
         nearest = difflib.get_close_matches(name, choices, n=1)
-        hint = f" (did you mean {nearest[0]!r}?)" if nearest else ""
+        hint = advise_against_commas(name) or (f" (did you mean {nearest[0]!r}?)" if nearest else "")
         super().__init__(f"unknown {label} {name!r}{hint}; known: {', '.join(choices) or 'none'}")
 
 
@@ -313,6 +313,13 @@ def shorten_value(value: object) -> str:
     )
 
 
+def advise_against_commas(text: str) -> str:
+    """Return the end of an error message about a wrong value: advice if the value looks like several values with commas
+    between them, otherwise an empty string.
+    """
+    return "; separate several values with spaces, not commas" if "," in text else ""
+
+
 class BaseShape:
     """The base class of shapes, which are frozen dataclasses of whole numbers. ``str`` writes a shape as text, and
     ``parse`` reads this text.
@@ -334,7 +341,7 @@ class BaseShape:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
         match = cls.text_pattern.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not {cls.text_description}")
+            raise UsageError(f"{text!r} is not {cls.text_description}{advise_against_commas(text)}")
         return cls(*map(parse_digits, match.groups()))
 
 

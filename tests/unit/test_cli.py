@@ -227,6 +227,22 @@ def test_a_budget_within_the_warm_up_of_classic_is_refused(sweep):
     assert "warms up for 30 s" in err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["sweep", "--shapes", "64x64x64,128x64x64"],
+        ["sweep", "--dtype", "float32,bfloat16"],
+        ["attention", "--kernel", "eager,sdpa"],
+        ["attention", "--shapes", "b1h4q64d64,b1h4q128d64"],
+        ["attention", "--operation", "decode", "--shapes", "b1h8kv8q1c64d64,b1h8kv8q1c128d64"],
+    ],
+)
+def test_commas_between_values_are_refused_with_advice(run, arguments):
+    code, out, err = run(*arguments, "--backend", SIMULATED[1])
+    assert (code, out) == (2, "")
+    assert "separate several values with spaces, not commas" in err
+
+
 @pytest.mark.parametrize("room_for_a_summary", [False, True])
 def test_a_full_disk_ends_the_run_with_what_there_is(sweep, monkeypatch, tmp_path, room_for_a_summary):
     real_write = os.write

@@ -18,7 +18,15 @@ from typing import Any, ClassVar, NamedTuple
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError, parse_digits, parse_share, parse_size, require_share, require_whole_number
+from mamf.errors import (
+    UsageError,
+    advise_against_commas,
+    parse_digits,
+    parse_share,
+    parse_size,
+    require_share,
+    require_whole_number,
+)
 from mamf.kernel import ALL_DATA_CHOICES, Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
 from mamf.operation import (
@@ -152,7 +160,10 @@ class AttentionShape:
         """
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not an attention shape: write it like b1h16q4096k4096d128c")
+            example = "b1h16q4096k4096d128c"
+            raise UsageError(
+                f"{text!r} is not an attention shape: write it like {example}{advise_against_commas(text)}"
+            )
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
         sizes = dict(
             zip(_SIZE_FIELD_NAMES, map(parse_digits, (batch, heads, kv or heads, q, k or q, d, v or d)), strict=True)

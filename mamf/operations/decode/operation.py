@@ -4,7 +4,6 @@ A launch computes the attention of one layer: the new tokens of each sequence ar
 cached keys and values of the whole sequence. The queries are the last tokens of their sequence, so the causal mask is
 aligned to the bottom right. The FLOP count only the unmasked pairs of a query and a key. The bytes count the queries,
 the output, the tables that locate the tokens, and each cached token once, even if several query heads share the token.
-This module does not import torch.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, ClassVar
 
 from mamf.backend import Backend, DeviceInfo
 from mamf.dtypes import DTYPES
-from mamf.errors import UsageError, parse_digits, parse_size, require_whole_number
+from mamf.errors import UsageError, advise_against_commas, parse_digits, parse_size, require_whole_number
 from mamf.kernel import Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, describe, draw_sizes, yield_combinations
@@ -159,7 +158,8 @@ class DecodeShape:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
-            raise UsageError(f"{text!r} is not a decode shape: write it like b64h32kv8q1c8192d128p16")
+            advice = advise_against_commas(text)
+            raise UsageError(f"{text!r} is not a decode shape: write it like b64h32kv8q1c8192d128p16{advice}")
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
         digits = (batch, heads, kv or heads, queries, cache, d, v or d)
         sizes = dict(zip(_SIZE_FIELD_NAMES, map(parse_digits, digits), strict=True))

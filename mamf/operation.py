@@ -97,13 +97,13 @@ class Parameter:
         """Whether mamf can convert text to values of this parameter, so that it can be a command-line option."""
         return self.parse_text is not None or _drop_none_type(self.value_type) in _TEXT_PARSERS or bool(self.choices)
 
-    def convert(self, text: str) -> Any:
+    def parse_unchecked(self, text: str) -> Any:
         """Convert text to a value, which need not be one of the choices. Raises UsageError for invalid text."""
         return self.parse_text(text) if self.parse_text else _convert_text(self.value_type, text)
 
     def parse(self, text: str) -> Any:
         """Convert text to an allowed value. Raises UsageError for any other text."""
-        value = self.convert(text)
+        value = self.parse_unchecked(text)
         if self.choices:
             require_known_names((self.name.replace("_", " "), value, self.choices))
         return value

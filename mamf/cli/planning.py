@@ -154,7 +154,7 @@ def _add_parameter_option(
     else:
         metavar = parameter.metavar or ("N" if parameter.value_type is int and len(parameter.name) > 1 else None)
         keywords |= {
-            "type": lambda text: parameter.convert(parse_nonempty_text(text)),
+            "type": lambda text: parameter.parse_unchecked(parse_nonempty_text(text)),
             "metavar": metavar or (None if parameter.choices else option[2:].upper()),
             "choices": list(parameter.choices) or None,
             "nargs": "+" if takes_several_values else None,
@@ -162,7 +162,7 @@ def _add_parameter_option(
         actions = [target_group.add_argument(option, **keywords)]
     if parameter.has_range:
         # Read a bound as a plain number, because START may be 0, which is not a valid size.
-        convert_bound = replace(parameter, parse_text=None).convert
+        convert_bound = replace(parameter, parse_text=None).parse_unchecked
         range_keywords: dict[str, Any] = {"type": convert_bound, "nargs": 3, "metavar": ("START", "STOP", "STEP")}
         range_help = (
             f"sizes of {parameter.name.upper()} from START up to, but not including, STOP, in steps of "

@@ -259,14 +259,14 @@ def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
     For each reason, compute the mean share over the successful measurements of each regime (burst or sustained), and
     return the larger mean.
     """
-    merged: dict[str, float] = {}
+    share_by_reason: dict[str, float] = {}
     rows = [row for row in rows if row.ok]
     for regime in dict.fromkeys(row.regime for row in rows):
         regime_shares = [row.conditions.throttle_shares for row in rows if row.regime == regime]
         for reason in sorted({reason for each in regime_shares for reason in each}):
             share = sum(each.get(reason, 0.0) for each in regime_shares) / len(regime_shares)
-            merged[reason] = round(max(share, merged.get(reason, 0.0)), 4)
-    return merged
+            share_by_reason[reason] = round(max(share, share_by_reason.get(reason, 0.0)), 4)
+    return share_by_reason
 
 
 def _yield_faults(part: str, log: RunLog) -> Iterable[str]:

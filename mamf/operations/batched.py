@@ -45,7 +45,7 @@ class BatchedProblem(BaseMatmulProblem):
     """All parameters of a batched matmul except its shape: the fields of BaseMatmulProblem."""
 
     operation: ClassVar[str] = "batched"
-    convention: ClassVar[str] = "2*B*M*N*K; A and B read, C written, once each"
+    work_convention: ClassVar[str] = "2*B*M*N*K; A and B read, C written, once each"
 
 
 class BatchedKernel(Kernel[BatchedProblem, BatchedShape]):

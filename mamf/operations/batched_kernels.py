@@ -23,13 +23,13 @@ class Bmm(BaseTorchMatmul[BatchedProblem, BatchedShape], BatchedKernel):
     """The kernel torch.bmm. Derived classes set ``function`` to the name of another torch function to call."""
 
     name = "torch.bmm"
-    function = "bmm"
+    torch_name = "bmm"
     is_default = True
     supports_padding = True
     dtypes = ("bfloat16", "float16", "float32", "tf32", "float64")
 
     def bind_operands(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> Callable[[], object]:
-        return partial(getattr(torch, self.function), a, b, out=c)
+        return partial(getattr(torch, self.torch_name), a, b, out=c)
 
     def make_operand_set(
         self, backend: Backend, problem: BatchedProblem, shape: BatchedShape, buffers: Mapping[str, torch.Tensor]
@@ -54,5 +54,5 @@ class BatchedMatmul(Bmm):
     """The kernel torch.matmul, which reshapes its operands and then calls the same library function as torch.bmm."""
 
     name = "torch.matmul"
-    function = "matmul"
+    torch_name = "matmul"
     is_default = False

@@ -128,7 +128,7 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
     """
 
     name = "F.scaled_grouped_mm"
-    function = "scaled_grouped_mm"
+    torch_name = "scaled_grouped_mm"
     dtypes = ("fp8_rowwise",)
     out_dtypes = ("bfloat16",)
 

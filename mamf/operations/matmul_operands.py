@@ -139,7 +139,7 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
     #: Whether the kernel supports operands with padding: unused elements after each stored row.
     supports_padding: ClassVar[bool] = False
     #: The supported output dtypes, by operand dtype. Other operand dtypes have only their default output dtype.
-    outputs: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    output_dtypes_by_dtype: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     #: The operand dtypes for which the kernel has fast accumulation (partial sums with fewer bits).
     fast_accumulation_dtypes: ClassVar[tuple[str, ...]] = ()
 
@@ -154,11 +154,11 @@ class BaseTorchMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
 
     def explain_unsupported_options(self, backend: Backend, problem: MatmulProblemT) -> str | None:
         """Return why the kernel does not support the problem's output dtype, layout or accumulation, or None."""
-        outputs = self.outputs.get(problem.dtype, (DTYPES[problem.dtype].default_output_dtype,))
-        if problem.out_dtype not in outputs:
+        output_dtypes = self.output_dtypes_by_dtype.get(problem.dtype, (DTYPES[problem.dtype].default_output_dtype,))
+        if problem.out_dtype not in output_dtypes:
             return (
-                f"kernel {self.name} writes C in {' or '.join(outputs)} for {problem.dtype} operands, not in "
-                f"{problem.out_dtype}: use --out-dtype {outputs[0]}"
+                f"kernel {self.name} writes C in {' or '.join(output_dtypes)} for {problem.dtype} operands, not in "
+                f"{problem.out_dtype}: use --out-dtype {output_dtypes[0]}"
             )
         if problem.fast_accumulation and problem.dtype not in self.fast_accumulation_dtypes:
             return (

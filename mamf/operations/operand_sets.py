@@ -63,11 +63,11 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
 
     #: The name of the function in torch or torch.nn.functional that this kernel calls. If torch lacks the function, the
     #: kernel is unavailable. Empty if every release of torch has the function.
-    function: ClassVar[str] = ""
+    torch_name: ClassVar[str] = ""
 
     def explain_unavailability(self, backend: Backend) -> Unavailability | None:
-        if self.function and not any(hasattr(module, self.function) for module in (torch, torch.nn.functional)):
-            return Unavailability(f"torch {torch.__version__} has no {self.function}", "pip install --upgrade torch")
+        if self.torch_name and not any(hasattr(module, self.torch_name) for module in (torch, torch.nn.functional)):
+            return Unavailability(f"torch {torch.__version__} has no {self.torch_name}", "pip install --upgrade torch")
         return explain_torch_unavailability(backend)
 
     @abstractmethod

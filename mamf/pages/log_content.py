@@ -86,7 +86,7 @@ class HeadlineFigure:
     share_fact: Fact | None = None
 
     @property
-    def fact(self) -> Fact:
+    def headline_fact(self) -> Fact:
         if self.share_fact:
             return self.share_fact
         unit, factor = choose_unit(self.unit, [self.point.value])
@@ -99,7 +99,7 @@ class LogContent:
 
     - ``name``: identifies the log on the page.
     - ``document``: the report of the log.
-    - ``figures``, ``facts``: headline figures that are rates, and headline figures that are not.
+    - ``headline_figures``, ``facts``: headline figures that are rates, and headline figures that are not.
     - ``verdict``, ``verdict_color``: the verdict of a verification, and its color on the page.
     - ``condition_parts``: blocks about the device, the software and the settings.
     - ``log``: the log of a run of mamf or mamf-finder, None for a profile.
@@ -110,7 +110,7 @@ class LogContent:
     intro_lines: Sequence[str]
     document: Document
     pictures: Sequence[Picture] = ()
-    figures: Sequence[HeadlineFigure] = ()
+    headline_figures: Sequence[HeadlineFigure] = ()
     condition_parts: Sequence[PagePart] = ()
     command: str = ""
     log: RunLog | FinderRun | None = None
@@ -120,7 +120,7 @@ class LogContent:
 
     @property
     def headline_facts(self) -> Sequence[Fact]:
-        return self.facts or [figure.fact for figure in self.figures]
+        return self.facts or [figure.headline_fact for figure in self.headline_figures]
 
     @property
     def sections(self) -> list[Section]:

@@ -54,7 +54,7 @@ def _combine_into_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> 
         return _make_comparison_page(sources, pages)
     source = sources[0]
     return Page(
-        *(source.title, source.intro_lines, [*(each.fact for each in source.figures), *source.facts]),
+        *(source.title, source.intro_lines, [*(each.headline_fact for each in source.headline_figures), *source.facts]),
         *(source.verdict, source.verdict_color),
         sections=source.sections,
     )
@@ -159,11 +159,13 @@ def _choose_highest_facts(sources: Sequence[LogContent]) -> list[Fact]:
     """Return the highest headline figure of each label, such as "burst ceiling, bfloat16", with a note that names its
     device and log. Ceilings come first, then the labels that most logs have.
     """
-    figures = [(figure, source) for source in sources for figure in source.figures]
+    figures = [(figure, source) for source in sources for figure in source.headline_figures]
     highest_by_label: dict[str, Fact] = {}
     for figure, source in sorted(figures, key=lambda each: -each[0].point.value):
         note = f"{source.title.partition(': ')[0]}, {source.name}"
-        highest_by_label.setdefault(figure.label, replace(figure.fact, notes=[*figure.fact.notes, note]))
+        highest_by_label.setdefault(
+            figure.label, replace(figure.headline_fact, notes=[*figure.headline_fact.notes, note])
+        )
     counts = Counter(figure.label for figure, _ in figures)
     labels = sorted(highest_by_label, key=lambda label: ("ceiling, " not in label, -counts[label]))
     return [*(highest_by_label[label] for label in labels), *(fact for source in sources for fact in source.facts)]
@@ -180,7 +182,7 @@ def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:
 def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]:
     """Draw the headline figures in the most frequent unit. Return an empty list if only one figure has this unit."""
     names = zip(sources, _shorten_log_names(sources), strict=True)
-    figures = [(name, source.name, figure) for source, name in names for figure in source.figures]
+    figures = [(name, source.name, figure) for source, name in names for figure in source.headline_figures]
     units = [figure.unit for _, _, figure in figures]
     unit = max(units, key=units.count, default="")
     if units.count(unit) < 2:

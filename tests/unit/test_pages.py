@@ -63,7 +63,7 @@ def test_a_share_that_no_card_can_reach_is_not_in_large_type(times, is_credible)
     }
     source = make_run_log_content(log)
     answer = [text for block in source.document.blocks if isinstance(block, Answer) for text in block.texts]
-    for texts in ([note for figure in source.figures for note in figure.notes], answer):
+    for texts in ([note for figure in source.headline_figures for note in figure.notes], answer):
         assert any("% of the ceiling (MAMFU)" in text for text in texts) == is_credible
         assert any("so the ceiling is wrong" in text for text in texts) != is_credible
 

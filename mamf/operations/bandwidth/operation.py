@@ -171,15 +171,15 @@ class BandwidthProblem(CheckedProblem):
 
 
 class BandwidthKernel(Kernel[BandwidthProblem, BandwidthShape]):
-    """A kernel that passes over arrays. ``dtypes``, ``patterns``: the dtypes and patterns that the kernel supports."""
+    """A kernel that passes over arrays. ``dtypes``, ``access_patterns``: those that the kernel supports."""
 
     operation = "bandwidth"
     dtypes: ClassVar[tuple[str, ...]] = ("float32", "bfloat16", "float16")
-    patterns: ClassVar[tuple[str, ...]] = ACCESS_PATTERNS
+    access_patterns: ClassVar[tuple[str, ...]] = ACCESS_PATTERNS
 
     def explain_unsupported_problem(self, backend: Backend, problem: BandwidthProblem) -> str | None:
-        if problem.pattern not in self.patterns:
-            return f"{self.name} does not support --pattern {problem.pattern}: use {' or '.join(self.patterns)}"
+        if problem.pattern not in self.access_patterns:
+            return f"{self.name} does not support --pattern {problem.pattern}: use {' or '.join(self.access_patterns)}"
         return self._explain_unsupported_dtype(problem) or backend.explain_unsupported_dtype(problem.dtype)
 
     def explain_unsupported_shape(self, problem: BandwidthProblem, shape: BandwidthShape) -> str | None:

@@ -139,7 +139,7 @@ class CublasLt(_CublasLtMatmul, TorchMatmul):
     base_name = "cublaslt"
     supports_padding = True
     dtypes = tuple(_OUTPUT_DTYPES_BY_DTYPE)
-    outputs = _OUTPUT_DTYPES_BY_DTYPE
+    output_dtypes_by_dtype = _OUTPUT_DTYPES_BY_DTYPE
     fast_accumulation_dtypes = _FLOAT8_DTYPES
 
     def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:

@@ -59,7 +59,7 @@ class FunctionalScaledMm(ScaledFormatMatmul):
     """The kernel torch.nn.functional.scaled_mm, for the scaled formats that the vendor's library supports."""
 
     name = "F.scaled_mm"
-    function = "scaled_mm"
+    torch_name = "scaled_mm"
     is_default = True
 
     def bind_operands(
@@ -131,9 +131,9 @@ class DequantizedMatmul(ScaledFormatMatmul):
 class ScaledMm(TorchMatmul):
     name = "scaled_mm"
     is_default = True
-    function = "_scaled_mm"
+    torch_name = "_scaled_mm"
     dtypes = tuple(_OUTPUT_DTYPES_BY_DTYPE)
-    outputs = _OUTPUT_DTYPES_BY_DTYPE
+    output_dtypes_by_dtype = _OUTPUT_DTYPES_BY_DTYPE
     fast_accumulation_dtypes = dtypes
 
     def explain_unsupported_options(self, backend: Backend, problem: MatmulProblem) -> str | None:

@@ -236,7 +236,7 @@ class BaseMatmulProblem(CheckedProblem):
     """All parameters of single, batched or grouped matmuls except their shape. MatmulProblem explains ``layout``."""
 
     operation: ClassVar[str]
-    convention: ClassVar[str]
+    work_convention: ClassVar[str]
 
     dtype: str = "bfloat16"
     out_dtype: str = field(
@@ -342,7 +342,9 @@ class BaseMatmulProblem(CheckedProblem):
 
     def compute_work(self, shape: BaseMatmulShape) -> Work:
         operands = sum(self.count_operand_bytes(shape, name) for name in ("a", "b"))
-        return Work(shape.flop, operands + shape.element_counts["c"] * DTYPES[self.out_dtype].itemsize, self.convention)
+        return Work(
+            shape.flop, operands + shape.element_counts["c"] * DTYPES[self.out_dtype].itemsize, self.work_convention
+        )
 
     def count_operand_bytes(self, shape: BaseMatmulShape, operand: str) -> int:
         """Return the bytes of ``a`` or ``b`` that a launch reads, including the scales of a scaled format."""
@@ -378,7 +380,7 @@ class MatmulProblem(BaseMatmulProblem):
     """
 
     operation: ClassVar[str] = "matmul"
-    convention: ClassVar[str] = "2*M*N*K; A and B read, C written, once each"
+    work_convention: ClassVar[str] = "2*M*N*K; A and B read, C written, once each"
 
 
 class MatmulKernel(Kernel[MatmulProblem, MatmulShape]):

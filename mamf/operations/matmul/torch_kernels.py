@@ -146,7 +146,7 @@ class IntMm(TorchMatmul):
 
     name = "int_mm"
     is_default = True
-    function = "_int_mm"
+    torch_name = "_int_mm"
     dtypes = ("int8",)
 
     def explain_unsupported_shape(self, problem: MatmulProblem, shape: MatmulShape) -> str | None:

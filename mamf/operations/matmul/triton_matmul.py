@@ -151,7 +151,7 @@ class TritonMatmul(TorchMatmul):
     """
 
     dtypes = ("bfloat16", "float16", "tf32", "float32", *_FLOAT8_DTYPES, "int8")
-    outputs = dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32"))
+    output_dtypes_by_dtype = dict.fromkeys(_FLOAT8_DTYPES, ("bfloat16", "float16", "float32"))
     fast_accumulation_dtypes = _FLOAT8_DTYPES
     argument_description = "a configuration"
 

@@ -125,7 +125,7 @@ class TorchModel(ModelKernel):
         if problem.autocast:
             # Apply autocast only to the forward pass, as training code does. The backward pass uses the same dtypes.
             run_forward = torch.autocast(backend.device.type, get_torch_dtype(problem.dtype))(run_forward)
-        return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).prepare()
+        return PreparedModel(problem, shape, network, run_forward, min(sets, _MAX_BATCHES)).make_prepared()
 
 
 class CompiledModel(TorchModel):
@@ -255,7 +255,7 @@ class PreparedModel:
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
         self._extra_bytes_per_set = tensors_per_parameter * problem.count_parameter_bytes(shape)
 
-    def prepare(self) -> Prepared:
+    def make_prepared(self) -> Prepared:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
         for index, (tokens, targets) in enumerate(self._batches):
             operands |= {f"tokens {index}": tokens, f"targets {index}": targets}

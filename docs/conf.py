@@ -38,7 +38,7 @@ nitpick_ignore = [
     ("py:class", "mamf.logs.compared_rows.ComparedRow"),
     ("py:class", "mamf.operation.Preset"),
     ("py:class", "mamf.operation.Parameter"),
-    ("py:class", "mamf.plans.StepKey"),
+    ("py:class", "mamf.plans.RowKey"),
     ("py:class", "mamf.testing.simulated.TimeVariation"),
 ]
 

@@ -21,7 +21,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON, PeakSource
 from mamf.files import read_packaged_csv_rows
 from mamf.kernel import Work
-from mamf.plans import StepKey
+from mamf.plans import RowKey
 from mamf.statistics import (
     Interval,
     Repeatability,
@@ -270,11 +270,11 @@ class Measurement(NotebookTable):
         return self.work.amount
 
     @property
-    def step(self) -> StepKey:
+    def key(self) -> RowKey:
         """The key of this row: its regime, problem and shape, and the name of its kernel. Rows that repeat a
         measurement have the same key.
         """
-        return StepKey(self.regime, self.problem, self.shape, self.kernel)
+        return RowKey(self.regime, self.problem, self.shape, self.kernel)
 
     @property
     def ok(self) -> bool:

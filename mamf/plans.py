@@ -86,7 +86,7 @@ Shape: TypeAlias = Annotated[Any, "a shape of the operation"]
 Problem: TypeAlias = Annotated[Any, "a problem of the operation"]
 
 
-class StepKey(NamedTuple):
+class RowKey(NamedTuple):
     """The key of a row: the regime, problem, shape and kernel that the row measures. ``kernel``: the kernel's name as
     the user requested it.
     """
@@ -141,10 +141,10 @@ class GuardOptions:
 
 @dataclass(frozen=True)
 class Claim:
-    """A rate that another log or a text states, and the step (regime, problem, shape and kernel) that measures it
-    again.
+    """A rate that another log or a text states, and the key (regime, problem, shape and kernel) of the row that
+    measures it again.
 
-    - ``step``: what to measure. It contains the full name of the kernel, such as ``cublaslt[3]``.
+    - ``step``: the key of the row to measure. It contains the full name of the kernel, such as ``cublaslt[3]``.
     - ``rate``, ``interval``: the claimed rate and its interval, in 1e12 FLOP or bytes per second. If a rate is copied
       from a text, the interval is the range of numbers that round to this rate.
     - ``error``: how much the rate differs between runs; None if unknown.
@@ -155,7 +155,7 @@ class Claim:
     Raises UsageError for an unknown regime or an invalid interval.
     """
 
-    step: StepKey
+    step: RowKey
     rate: float
     interval: Interval
     error: FigureUncertainty | None = None
@@ -305,22 +305,22 @@ class Plan:
         reference = self.options.reference or shapes_by_work[len(shapes_by_work) // 2]
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
-    def list_steps(self, excluded: Collection[StepKey] = ()) -> list[StepKey]:
-        """List the steps (regime, problem, shape and kernel) of the plan that are not in ``excluded``. The steps of one
-        shape with different kernels follow each other.
+    def list_row_keys(self, excluded: Collection[RowKey] = ()) -> list[RowKey]:
+        """List the keys (regime, problem, shape and kernel) of the plan's rows that are not in ``excluded``. The keys
+        of one shape with different kernels follow each other.
 
-        If the run later confirms the best rows, list only the steps in the first regime. A run of ``mamf explain``
+        If the run later confirms the best rows, list only the keys in the first regime. A run of ``mamf explain``
         measures the regime sustained on its first problem only.
         """
-        excluded_steps = frozenset(excluded)
-        planned_steps = (
-            StepKey(regime, problem, shape, kernel)
+        excluded_keys = frozenset(excluded)
+        planned_keys = (
+            RowKey(regime, problem, shape, kernel)
             for regime in (self.regimes[:1] if self.confirms_best_rows else self.regimes)
             for problem in (self.problems[:1] if self.kind == EXPLAIN and regime == SUSTAINED else self.problems)
             for shape in self.list_assigned_shapes()
             for kernel in self.kernels
         )
-        return [step for step in planned_steps if step not in excluded_steps]
+        return [key for key in planned_keys if key not in excluded_keys]
 
     def list_assigned_shapes(self) -> list[Any]:
         """List the shapes in the order in which this process measures them. In a shared run, leave out the shapes of

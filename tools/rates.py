@@ -65,7 +65,7 @@ from mamf.logs.compared_rows import (
     average_compared_rows,
     combine_measurements,
     compute_error_between_runs,
-    group_by_step,
+    group_by_key,
     list_compared_rows,
     make_pairing_fields,
 )
@@ -148,7 +148,7 @@ def all_rows(log: RunLog) -> RunLog:
     own = log.header["device"]["index"]
     for row in log.measurements:
         if row.ok and not row.is_reference and row.device_index in (None, own):
-            key = frozenset(make_pairing_fields(row.step).items())
+            key = frozenset(make_pairing_fields(row.key).items())
             first.setdefault(key, replace(row, phase="", round_number=0))
     sweep = make_plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
     return replace(log, measurements=list(first.values()), header={**log.header, "plan": sweep})
@@ -349,7 +349,7 @@ class Guards:
         return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))
 
     def _entries(self, rows: Iterator[Measurement]) -> dict[object, ComparedRow]:
-        found = (combine_measurements(visits) for visits in group_by_step(rows).values())
+        found = (combine_measurements(visits) for visits in group_by_key(rows).values())
         return {entry.pairing_key: entry for entry in found}
 
     def _visits(

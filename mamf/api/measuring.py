@@ -329,7 +329,7 @@ def measure_kernels(
             lambda setup: RowsStrategy(setup, ceilings_by_key, references),
             ceilings_by_key,
         )
-    return Rows(f"{of}, {format_count(len(plan.list_steps()), 'row')}", _start_run(run))
+    return Rows(f"{of}, {format_count(len(plan.list_row_keys()), 'row')}", _start_run(run))
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:

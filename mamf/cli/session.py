@@ -29,7 +29,7 @@ from mamf.cli.terminal import choose_note_stream, print_document, print_line, wa
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, SignalHandler
 from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.operation import MeasurementRequest, Operation
-from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, StepKey
+from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, RowKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ class Session:
 
     def print_plan(self) -> None:
         """Print what the run would measure and how long that would take, for --dry-run."""
-        print_plan(self.plan, self.measured_run.remaining_steps, self.backend)
+        print_plan(self.plan, self.measured_run.remaining_row_keys, self.backend)
 
     def make_log_name_part(self) -> str:
         """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
@@ -336,24 +336,26 @@ class Session:
 
 
 def print_plan(
-    plan: Plan, remaining_steps: Sequence[StepKey], backend: Backend, remaining_searches: Sequence[Plan] = ()
+    plan: Plan, remaining_row_keys: Sequence[RowKey], backend: Backend, remaining_searches: Sequence[Plan] = ()
 ) -> None:
     """Print the plan of a run for --dry-run: the device, the kernels, the number of rows and the time.
 
-    ``remaining_steps``, ``remaining_searches``: the rows and the searches for ceilings that are not in the log yet.
+    ``remaining_row_keys``, ``remaining_searches``: the rows and the searches for ceilings that are not in the log yet.
     """
     from mamf.engine.estimate import compute_max_sampling_seconds
     from mamf.report.document import format_count
 
     print_line(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     print_line(f"kernels: {', '.join(plan.kernels)}")
-    print_line(f"shapes: {len(plan.shapes)}, {format_count(len(remaining_steps), 'row')} in {', '.join(plan.regimes)}")
+    print_line(
+        f"shapes: {len(plan.shapes)}, {format_count(len(remaining_row_keys), 'row')} in {', '.join(plan.regimes)}"
+    )
     for search in remaining_searches:
         print_line(
             f"ceilings: first the search for {search.problem.dtype} {' and '.join(search.regimes)}, "
             f"at most {search.budget_seconds:.0f} s"
         )
-    seconds = compute_max_sampling_seconds(plan, remaining_steps, backend)
+    seconds = compute_max_sampling_seconds(plan, remaining_row_keys, backend)
     seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
     if plan.budget_seconds is not None and (plan.confirms_best_rows or seconds >= plan.budget_seconds):
         print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")

@@ -26,7 +26,7 @@ from mamf.measurement import make_dtype_label
 from mamf.operations.matmul.operation import choose_search_kernels
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.peaks import find_contributed_rates
-from mamf.plans import BURST, Plan, StepKey
+from mamf.plans import BURST, Plan, RowKey
 
 #: The sizes (M = N = K) of the smallest and the largest matmul that ``measure_matmul_flops`` launches, and of the
 #: smallest matmul that it launches on a CPU. The size on a CPU is small because a CPU emulates some dtypes: a matmul
@@ -135,23 +135,23 @@ def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:
     return stdlib_statistics.median(seconds)
 
 
-def estimate_run_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend, flops: float) -> float:
-    """Estimate the seconds that a device needs to measure ``steps`` (combinations of regime, problem, shape and kernel)
+def estimate_run_seconds(plan: Plan, keys: Sequence[RowKey], backend: Backend, flops: float) -> float:
+    """Estimate the seconds that a device needs to measure the rows with these keys (regime, problem, shape and kernel)
     if it reaches ``flops`` FLOP/s. The result is at most the plan's budget.
     """
     total = 0.0
     for regime in plan.regimes:
-        launches = [shape.flop / flops for name, _, shape, _ in steps if name == regime]
+        launches = [shape.flop / flops for name, _, shape, _ in keys if name == regime]
         if launches:
             total += len(launches) * _USUAL_PREPARATION_SECONDS + sum(launches)
             total += get_regime_class(regime).estimate_rows_seconds(backend, plan, launches)
     return total if plan.budget_seconds is None else min(total, plan.budget_seconds)
 
 
-def compute_max_sampling_seconds(plan: Plan, steps: Sequence[StepKey], backend: Backend) -> float:
-    """Return the longest time, in seconds, that the timed launches of ``steps`` can take. The time to prepare and
+def compute_max_sampling_seconds(plan: Plan, keys: Sequence[RowKey], backend: Backend) -> float:
+    """Return the longest time, in seconds, that the timed launches of these rows can take. The time to prepare and
     verify the kernels is not included.
     """
-    rows = [get_regime_class(regime) for regime, *_ in steps]
+    rows = [get_regime_class(regime) for regime, *_ in keys]
     warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))
     return warmup + sum(regime.compute_max_row_seconds(backend, plan) for regime in rows)

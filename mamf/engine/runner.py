@@ -35,7 +35,7 @@ from mamf.errors import (
 from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
-from mamf.plans import Plan, StepKey
+from mamf.plans import Plan, RowKey
 from mamf.plugins.contracts import convert_plugin_errors
 
 #: A kernel that has crashed the process this many times is not launched again.
@@ -64,9 +64,9 @@ class CrashRecord:
         process on this shape, or too often on other shapes. Return an empty string if the kernel may be launched.
         """
         kernel_rows = [row for row in self.fatal_rows if row.kernel == failed_row.kernel]
-        step_reason = next((row.reason for row in kernel_rows if row.step == failed_row.step), "")
+        row_reason = next((row.reason for row in kernel_rows if row.key == failed_row.key), "")
         crash_count = sum(not row.reason.startswith(REPEATED_CRASH_REASON) for row in kernel_rows)
-        return step_reason or (
+        return row_reason or (
             f"{REPEATED_CRASH_REASON}, so mamf no longer launches it" if crash_count >= _MAX_CRASHES_PER_KERNEL else ""
         )
 
@@ -343,22 +343,22 @@ class RunSetup:
         return [kernel for _, kernel in self.kernels]
 
     @property
-    def remaining_steps(self) -> list[StepKey]:
-        """The steps (combinations of regime, problem, shape and kernel) of the plan that no row answers yet. Each step
-        contains the name by which the user requested its kernel.
+    def remaining_row_keys(self) -> list[RowKey]:
+        """The keys (regime, problem, shape and kernel) of the plan's rows that are not measured yet. Each key contains
+        the name by which the user requested the kernel.
         """
-        return self.plan.list_steps(self.row_by_step)
+        return self.plan.list_row_keys(self.row_by_key)
 
     @property
-    def row_by_step(self) -> dict[StepKey, Measurement]:
-        """The measured steps of the plan (regime, problem, shape and kernel), each with its row."""
+    def row_by_key(self) -> dict[RowKey, Measurement]:
+        """The measured rows of the plan, by key (regime, problem, shape and kernel)."""
         requested = {kernel.name: name for name, kernel in self.kernels}
         rows = {}
         for row in self.rows:
             if row.operation in self.plan.operations and not row.phase and not row.is_reference:
                 library = row.kernel.partition("[")[0]  # Drop the name of the algorithm, if it follows in brackets.
                 name = requested.get(row.kernel) or requested.get(library, row.kernel)
-                rows[row.step._replace(kernel=name)] = row
+                rows[row.key._replace(kernel=name)] = row
         return rows
 
     @property

@@ -84,10 +84,10 @@ class RunKind:
         return RowsStrategy(setup)
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
-        """Return the number of steps of the plan that have no row yet or, for a search, the number of ceilings that are
+        """Return the number of planned rows that are not measured yet or, for a search, the number of ceilings that are
         not confirmed yet.
         """
-        return len(setup.remaining_steps)
+        return len(setup.remaining_row_keys)
 
     def is_run_cut_short(self, setup: RunSetup, skipped_step_count: int) -> bool:
         """Return whether the time budget ended the run early. ``skipped_step_count``: the number of steps that were not
@@ -199,8 +199,8 @@ class FindKind(RunKind):
         plan, confirmed = setup.plan, setup.confirmed_ceilings
         if explain_missing_ceiling(setup.rows):
             return 0
-        failed = {step for step, row in setup.row_by_step.items() if not row.ok}
-        supported_problems = plan.problems if plan.is_search else {step.problem for step in plan.list_steps(failed)}
+        failed = {key for key, row in setup.row_by_key.items() if not row.ok}
+        supported_problems = plan.problems if plan.is_search else {key.problem for key in plan.list_row_keys(failed)}
         return sum(key not in confirmed for key in itertools.product(supported_problems, plan.regimes))
 
     def is_run_cut_short(self, setup: RunSetup, skipped_step_count: int) -> bool:

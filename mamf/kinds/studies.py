@@ -111,7 +111,7 @@ class OverlapKind(RunKind):
         from mamf.operations.overlap import WorkPairKernel
 
         plan = setup.plan
-        pairs, budget_seconds = list_overlap_pairs(setup.remaining_steps), plan.budget_seconds or math.inf
+        pairs, budget_seconds = list_overlap_pairs(setup.remaining_row_keys), plan.budget_seconds or math.inf
         # Shorten the rows so that all pairs fit into the budget.
         fitting_seconds = max(_MIN_OVERLAP_ROW_SECONDS, budget_seconds / (_OVERLAP_ROWS_PER_PAIR * max(1, len(pairs))))
         row_seconds = plan.seconds or min(DEFAULT_ROW_SECONDS, fitting_seconds)

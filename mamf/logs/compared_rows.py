@@ -33,7 +33,7 @@ from mamf.logs.run_log import RunLog, compute_device_speeds, get_speed_context
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import get_operation
-from mamf.plans import COMMON_REGIMES, FIND, GUARD, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, StepKey
+from mamf.plans import COMMON_REGIMES, FIND, GUARD, REPRODUCE, ROOFLINE, SUSTAINED, VERIFY, RowKey
 from mamf.statistics import (
     CONFIDENCE,
     FigureUncertainty,
@@ -338,7 +338,7 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     if plan.kind == VERIFY:
         raise UsageError(f"{log.path} is a log of 'mamf verify' and has no rates to compare: give another log")
     if plan.kind in (GUARD, REPRODUCE):
-        return [combine_measurements(same) for same in group_by_step(rows).values()]
+        return [combine_measurements(same) for same in group_by_key(rows).values()]
     if not is_search_log(log) or (plan.confirms_best_rows and not as_ceilings):
         return _make_compared_rows_of_devices(log, [row for row in rows if not row.phase])
     if plan.confirms_best_rows:
@@ -361,13 +361,13 @@ def get_problem_fields(problem: Any) -> PairingFields:
     return {name: value for name, value in record.items() if name != "seed"}
 
 
-def make_pairing_fields(step: StepKey) -> PairingFields:
-    """Return the fields by which the rows of a step are paired: its regime, problem fields, shape and kernel."""
-    return {"regime": step.regime, **get_problem_fields(step.problem), "shape": str(step.shape), "kernel": step.kernel}
+def make_pairing_fields(key: RowKey) -> PairingFields:
+    """Return the fields by which rows with this key are paired: its regime, problem fields, shape and kernel."""
+    return {"regime": key.regime, **get_problem_fields(key.problem), "shape": str(key.shape), "kernel": key.kernel}
 
 
 def _make_compared_row(row: Measurement) -> ComparedRow:
-    fields, shape = make_pairing_fields(row.step), str(row.shape)
+    fields, shape = make_pairing_fields(row.key), str(row.shape)
     if row.summary is None:
         return ComparedRow(fields, shape, row.kernel, status=row.status, reason=row.reason)
     return _add_error_and_conditions(
@@ -419,13 +419,13 @@ def _make_compared_rows_of_devices(log: RunLog, rows: Sequence[Measurement]) -> 
     return found
 
 
-def group_by_step(rows: Iterable[Measurement]) -> dict[StepKey, list[Measurement]]:
-    """Group rows by step (regime, problem, shape and kernel), because a step may be measured several times."""
-    return group_pairs((row.step, row) for row in rows)
+def group_by_key(rows: Iterable[Measurement]) -> dict[RowKey, list[Measurement]]:
+    """Group rows by key (regime, problem, shape and kernel), because a row may be measured several times."""
+    return group_pairs((row.key, row) for row in rows)
 
 
 def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
-    """Combine the measurements of one step into one compared row. If the step was measured again (phase ``confirm``),
+    """Combine the measurements of one row into one compared row. If the row was measured again (phase ``confirm``),
     the first measurement does not count. If any result was wrong, the row has the status ``wrong_result``.
     """
     wrong = [row for row in measurements if row.status == "wrong_result"]
@@ -444,7 +444,7 @@ def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
 
 def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[ComparedRow]:
     """Yield a compared row for each candidate shape that ``mamf find`` measured repeatedly to confirm its rate."""
-    for measurements in group_by_step(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
+    for measurements in group_by_key(row for row in rows if row.phase == CONFIRM_PHASE and row.ok).values():
         if len(measurements) >= MIN_CONFIRMING_ROUNDS:
             rate, interval = combine_rounds(measurements)
             row = replace(_make_compared_row(measurements[0]), rate=rate, interval=interval)

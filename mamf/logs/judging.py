@@ -229,12 +229,12 @@ def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceO
     """
     ceilings = list_compared_rows(log, as_ceilings=True) if is_search_log(log) and max_claims_per_group == 1 else []
     rows = {
-        frozenset(make_pairing_fields(row.step).items()): row
+        frozenset(make_pairing_fields(row.key).items()): row
         for row in log.measurements
         if row.ok and not row.is_reference
     }
     claims = [
-        Claim(row.step, entry.rate, entry.interval, entry.error, row.conditions.clock_hz, entry.used_cycle_share)
+        Claim(row.key, entry.rate, entry.interval, entry.error, row.conditions.clock_hz, entry.used_cycle_share)
         for entry in (ceilings or list_compared_rows(log) if not log.counter_records else ())
         if entry.rate and entry.interval and entry.interval.low > 0
         if (row := rows.get(frozenset({**entry.pairing_fields, "shape": entry.shape, "kernel": entry.kernel}.items())))
@@ -303,7 +303,7 @@ class JudgedClaim:
 def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
     """Judge each claim, in the order of ``options.claims``. ``rows``: the rows that the run has measured so far."""
     return [
-        _judge_claim(options, claim, [row for row in rows if row.phase == CONFIRM_PHASE and row.step == claim.step])
+        _judge_claim(options, claim, [row for row in rows if row.phase == CONFIRM_PHASE and row.key == claim.step])
         for claim in options.claims
     ]
 

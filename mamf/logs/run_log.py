@@ -362,7 +362,7 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
         device = (
             row.device_index if row.phase else None
         )  # Rows with a phase belong to a search. Each device runs its own search, so keep the rows of each device.
-        key = number if row.is_reference else (row.step, row.phase, row.round_number, device)
+        key = number if row.is_reference else (row.key, row.phase, row.round_number, device)
         latest_rows.pop(key, None)
         latest_rows[key] = row
     return list(latest_rows.values())

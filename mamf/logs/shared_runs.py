@@ -150,14 +150,14 @@ def _get_common_fields(plan: Plan) -> dict[str, Any]:
 def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measurement]) -> dict[str, Any]:
     """Make the summary of the whole shared run from the summaries of its logs.
 
-    A sweep is complete if each of its steps has a row, even if some logs were interrupted.
+    A sweep is complete if all of its rows are measured, even if some logs were interrupted.
     """
     names_by_reason = group_pairs(
         (str(log.summary["reason"]) if log.summary else "it was killed", log.path.stem) for log in logs
     )
     if plan.kind == SWEEP:
         own = [row for row in rows if not row.is_reference and not row.phase]
-        left = max(0, len(plan.list_steps()) - len({row.step for row in own}))
+        left = max(0, len(plan.list_row_keys()) - len({row.key for row in own}))
         measured, is_complete = sum(row.ok for row in own), not left
     else:
         left, measured = 0, sum(log.summary["measured"] for log in logs if log.summary)
@@ -195,9 +195,9 @@ def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining
         for shape in log.plan.list_assigned_shapes()
     }
     for log in every:
-        plan, rows = log.plan, {row.step for row in log.rows_kept_on_resume if not row.is_reference and not row.phase}
+        plan, rows = log.plan, {row.key for row in log.rows_kept_on_resume if not row.is_reference and not row.phase}
         needed = len(plan.regimes) * len(plan.problems) * len(plan.kernels)
-        owned |= {shape for shape in plan.list_assigned_shapes() if sum(step[2] == shape for step in rows) >= needed}
+        owned |= {shape for shape in plan.list_assigned_shapes() if sum(key[2] == shape for key in rows) >= needed}
     missing = list(dict.fromkeys(shape for log in every for shape in log.plan.shapes if shape not in owned))
     for place, device in enumerate(remaining_devices):
         if shapes := missing[place :: len(remaining_devices)]:

@@ -24,7 +24,7 @@ from mamf.plans import (
     GuardOptions,
     Plan,
     ReproduceOptions,
-    StepKey,
+    RowKey,
     VerifyOptions,
 )
 from mamf.statistics import FigureUncertainty, Interval
@@ -33,7 +33,7 @@ SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem(seed=7)
 ATTENTION, HEADS = AttentionProblem(direction="bwd"), AttentionShape(1, 16, 2, 512, 512, 192, 128, True, 100)
 PRODUCT = ((PROBLEM,), ("torch.mm",), (SHAPE,))
 SEARCH = search_plan(PROBLEM, ("torch.mm",), MatmulGrid((64,), (64, 128), (64,)), priors=(SHAPE,), is_quick=True)
-STEP = StepKey("burst", ATTENTION, HEADS, "sdpa")
+STEP = RowKey("burst", ATTENTION, HEADS, "sdpa")
 CLAIMS = (
     Claim(STEP, 600.0, Interval(590.0, 610.0, 1.0)),
     Claim(STEP, 700.0, Interval(690.0, 710.0, 0.95), FigureUncertainty(0.001, 0.002, 9), 1.7e9),

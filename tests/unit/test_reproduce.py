@@ -92,7 +92,7 @@ def test_an_equal_card_reproduces_a_log_and_show_says_the_same(run, sweep):
     assert verdicts and verdicts[0] in out
     plan = read_run_log("here.jsonl").plan
     assert (plan.kind, plan.options.source) == ("reproduce", "sweep.jsonl")
-    assert plan.options.claims[0].step == read_run_log("sweep.jsonl").measurements[0].step
+    assert plan.options.claims[0].step == read_run_log("sweep.jsonl").measurements[0].key
 
 
 @pytest.mark.parametrize(("share", "code", "verdict"), [(0.97, 3, "slower by more than 2 %"), (1.03, 0, "faster")])

@@ -88,7 +88,7 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
     for path in find_shared_logs(run.folder / "out"):
         log = read_run_log(path)
         assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]
-        assert (len(log.plan.list_steps()), log.tier, log.devices) == (3, "complete", [])
+        assert (len(log.plan.list_row_keys()), log.tier, log.devices) == (3, "complete", [])
         assert found(path) == {"simulated"}
 
 

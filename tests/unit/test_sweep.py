@@ -26,7 +26,7 @@ def run(backend, plan, rows=()):
 
 
 def build_shapes(plan):
-    return [shape for _, _, shape, _ in plan.list_steps()]
+    return [shape for _, _, shape, _ in plan.list_row_keys()]
 
 
 def test_the_order_is_shuffled_by_the_seed_and_repeats():
@@ -139,7 +139,7 @@ def test_the_estimate_is_near_the_truth(regime):
     shapes = matmul_grid(range(1024, 8192, 1024), [16384], [16384])
     plan = plan_of(shapes, regimes=(regime,))
     estimate = estimate_run_seconds(
-        plan, plan.list_steps(), backend, measure_matmul_flops(SimulatedMatmul(), plan.problem, backend)
+        plan, plan.list_row_keys(), backend, measure_matmul_flops(SimulatedMatmul(), plan.problem, backend)
     )
     begun = backend.now()
     run(backend, plan)

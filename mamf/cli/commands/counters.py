@@ -96,7 +96,7 @@ class CountersSession(Session):
 
     def print_plan(self) -> None:
         super().print_plan()
-        for _, problem, shape, kernel in self.measured_run.remaining_steps:
+        for _, problem, shape, kernel in self.measured_run.remaining_row_keys:
             print_line(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_run_complete(self) -> bool:

@@ -220,7 +220,7 @@ class _GuardSession(Session):
             )
         kernel_names = {name: kernel.name for name, kernel in self.kernels}
         planned_fields = [
-            make_pairing_fields(step._replace(kernel=kernel_names[step.kernel])) for step in self.plan.list_steps()
+            make_pairing_fields(key._replace(kernel=kernel_names[key.kernel])) for key in self.plan.list_row_keys()
         ]
         if not any(
             entry.pairing_fields in planned_fields
@@ -292,7 +292,7 @@ class _GuardSession(Session):
             )
         elif noisy_count:
             self._refuse_baseline(
-                f"{noisy_count} of {len(self.plan.list_steps())} rows vary by more than the tolerance of "
+                f"{noisy_count} of {len(self.plan.list_row_keys())} rows vary by more than the tolerance of "
                 f"{format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
                 f"(+-{format_as_percent(round(widest, 4))}); measure while nothing else runs on the machine, or raise "
                 "the tolerance"

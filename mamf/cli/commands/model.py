@@ -138,7 +138,7 @@ class ModelSession(Session):
             return
         # On a CPU, refuse a budget that is too short for the first row and its verification. Estimate their time from
         # the FLOPS of float32 matmul, because mamf computes the reference result in float32 for models of any dtype.
-        _, problem, shape, _ = self.measured_run.remaining_steps[0]
+        _, problem, shape, _ = self.measured_run.remaining_row_keys[0]
         flops = measure_matmul_flops(
             make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
         )
@@ -152,7 +152,7 @@ class ModelSession(Session):
     def print_plan(self) -> None:
         super().print_plan()
         needed_bytes = max(
-            (problem.count_bytes(shape) for _, problem, shape, _ in self.measured_run.remaining_steps), default=0
+            (problem.count_bytes(shape) for _, problem, shape, _ in self.measured_run.remaining_row_keys), default=0
         )
         print_needed_memory(needed_bytes, "the largest row, without its activations", self.backend)
 

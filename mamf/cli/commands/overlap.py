@@ -23,7 +23,7 @@ from mamf.cli.terminal import (
 )
 from mamf.errors import UsageError, require_known_names
 from mamf.measurement import Measurement
-from mamf.plans import OVERLAP, SUSTAINED, Plan, StepKey
+from mamf.plans import OVERLAP, SUSTAINED, Plan, RowKey
 
 if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup, Strategy
@@ -164,22 +164,20 @@ class _RankStrategy:
     0 of the processes that a launcher started, or the only process.
 
     ``strategy``: plans and measures the rows. ``rank_place``: the rank of this process, or None if it is the only
-    process. ``logged_steps``: the combinations of kernel, problem, shape and regime that already have a row in the
+    process. ``logged_keys``: the combinations of kernel, problem, shape and regime that already have a row in the
     resumed log. If one of them is measured again, its new row is dropped.
     """
 
     strategy: OverlapStrategy
     rank_place: RankPlace | None
-    logged_steps: Collection[StepKey]
+    logged_keys: Collection[RowKey]
 
     @property
     def skipped_step_count(self) -> int:
         return self.strategy.skipped_step_count
 
     def yield_results(self) -> Iterator[Measurement]:
-        return (
-            row for row in measure_pairs_as_rank(self.strategy, self.rank_place) if row.step not in self.logged_steps
-        )
+        return (row for row in measure_pairs_as_rank(self.strategy, self.rank_place) if row.key not in self.logged_keys)
 
 
 class OverlapSession(Session):
@@ -192,7 +190,7 @@ class OverlapSession(Session):
         from mamf.node.group import find_rank_place
 
         strategy: Any = super().make_strategy(setup)
-        return _RankStrategy(strategy, find_rank_place(os.environ), [row.step for row in setup.row_by_step.values()])
+        return _RankStrategy(strategy, find_rank_place(os.environ), [row.key for row in setup.row_by_key.values()])
 
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.studies import make_overlap_document

@@ -35,7 +35,7 @@ from mamf.plans import (
     Claim,
     Plan,
     ReproduceOptions,
-    StepKey,
+    RowKey,
 )
 from mamf.plugins.discovery import (
     OPERATION_GROUP,
@@ -160,8 +160,8 @@ def _parse_claim(text: str) -> tuple[str, Claim]:
     regime = next((each for each in _CLAIM_REGIMES if f"regime={each}" in fields), BURST)
     values_by_field = parse_field_texts(operation, [each for each in fields if each != f"regime={regime}"])
     rate, rounding_error = float(rate_text) * factor, 0.5 * factor * 10 ** -len(match[1] or "")
-    step = StepKey(regime, {name: values[0] for name, values in values_by_field.items()}, shape, kernel)
-    return operation.name, Claim(step, rate, Interval(rate - rounding_error, rate + rounding_error, 1.0))
+    key = RowKey(regime, {name: values[0] for name, values in values_by_field.items()}, shape, kernel)
+    return operation.name, Claim(key, rate, Interval(rate - rounding_error, rate + rounding_error, 1.0))
 
 
 def _find_field_with_value(word: str, operation: AnyOperation) -> str:
@@ -241,11 +241,11 @@ class ReproduceSession(Session):
             regime, problem, shape, name = claim.step
             problem = self.operation.make_problem(self.backend, problem) if isinstance(problem, dict) else problem
             if kernel := kernels_by_name[name]:
-                step, cycles = (
-                    StepKey(regime, problem, shape, kernel[1].name),
+                key, cycles = (
+                    RowKey(regime, problem, shape, kernel[1].name),
                     claim.cycles_used if has_cycles else None,
                 )
-                claims.append(replace(claim, step=step, cycles_used=cycles))
+                claims.append(replace(claim, step=key, cycles_used=cycles))
         if not claims:
             raise UnavailableError(
                 f"cannot reproduce {self.requested_claims.source}, because none of its kernels can run here: name "
@@ -272,7 +272,7 @@ class ReproduceSession(Session):
             return None
 
     def make_new_plan(self) -> Plan:
-        options, source_plan, steps = (
+        options, source_plan, keys = (
             self.options,
             self.source_log and self.source_log.plan,
             [each.step for each in self.requested_claims.claims],
@@ -280,9 +280,9 @@ class ReproduceSession(Session):
         return make_operation_plan(
             self.operation,
             (name for name, _ in self.kernels),
-            dict.fromkeys(step.problem for step in steps),
-            dict.fromkeys(step.shape for step in steps),
-            (name for name in REGIME_NAMES if name in {step.regime for step in steps}),
+            dict.fromkeys(key.problem for key in keys),
+            dict.fromkeys(key.shape for key in keys),
+            (name for name in REGIME_NAMES if name in {key.regime for key in keys}),
             REPRODUCE,
             precision=source_plan.precision if source_plan else Plan.precision,
             seconds=source_plan.seconds if source_plan else None,

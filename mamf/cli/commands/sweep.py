@@ -145,11 +145,11 @@ class _OneKernelSession(Session):
         from mamf.engine.strategies.rows import compute_largest_buffers
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
-        steps = self.measured_run.remaining_steps
+        keys = self.measured_run.remaining_row_keys
         buffers = compute_largest_buffers(plan, backend.info.cache_bytes).values()
         flops = measure_matmul_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
-        seconds = estimate_run_seconds(plan, steps, backend, flops)
+        seconds = estimate_run_seconds(plan, keys, backend, flops)
         print_line(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
-        print_line(f"shapes: {len(plan.shapes)}, in {' and '.join(plan.regimes)}; rows left to measure: {len(steps)}")
+        print_line(f"shapes: {len(plan.shapes)}, in {' and '.join(plan.regimes)}; rows left to measure: {len(keys)}")
         print_needed_memory(sum(buffer.nbytes for buffer in buffers), "the largest shape", backend)
         print_line(f"time: about {seconds:.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul")

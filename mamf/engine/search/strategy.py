@@ -428,11 +428,11 @@ class RowsSearchStrategy(RowsStrategy):
 
     def yield_steps(self) -> StepGenerator:
         """Yield every step that is not measured yet, then the rounds that choose and confirm the winner."""
-        run, remaining_steps = self.runner, self.setup.remaining_steps
+        run, remaining_row_keys = self.runner, self.setup.remaining_row_keys
         for number, name in enumerate(self.plan.regimes):
             regime = run.prepare_regime(self.make_regime(name))
-            if remaining_steps and not number:
-                yield from self.measure_rows(regime, remaining_steps)
+            if remaining_row_keys and not number:
+                yield from self.measure_rows(regime, remaining_row_keys)
             is_last = number == len(self.plan.regimes) - 1
             budget = math.inf if self.plan.budget_seconds is None else self.plan.budget_seconds
             yield from self._confirm_problems(
@@ -488,5 +488,5 @@ class RowsSearchStrategy(RowsStrategy):
         default_rule = super().make_stopping_rule(regime)
         if self.plan.seconds is not None or self.plan.budget_seconds is None or default_rule.max_seconds is None:
             return default_rule
-        seconds_per_row = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_steps()), 1)
+        seconds_per_row = _BUDGET_SHARE_FOR_ROWS * self.plan.budget_seconds / max(len(self.plan.list_row_keys()), 1)
         return replace(default_rule, max_seconds=min(default_rule.max_seconds, seconds_per_row))

@@ -19,7 +19,7 @@ from mamf.kernel import AnyKernel, Buffer, Problem
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement, find_rate
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE
-from mamf.plans import ALGORITHM_PHASE, SWEEP, Plan, StepKey, SweepOptions
+from mamf.plans import ALGORITHM_PHASE, SWEEP, Plan, RowKey, SweepOptions
 
 #: The time to measure the ceiling's matmul, as a share of the time of a row. A short measurement is enough to show
 #: whether the card's speed has drifted.
@@ -73,20 +73,20 @@ class RowsStrategy(PlanStrategy):
 
     def yield_steps(self) -> StepGenerator:
         places = {shape: place for place, shape in enumerate(self.plan.list_assigned_shapes())}
-        for name, steps_of_regime in itertools.groupby(self.setup.remaining_steps, key=lambda step: step.regime):
-            steps = list(steps_of_regime)
+        for name, keys_of_regime in itertools.groupby(self.setup.remaining_row_keys, key=lambda key: key.regime):
+            keys = list(keys_of_regime)
             # In a run with a time budget, measure all problems (such as dtypes) on one shape and kernel before any
             # problem on the next shape or kernel.
             if self.plan.budget_seconds is not None:
-                steps.sort(key=lambda step: (places[step.shape], self.plan.kernels.index(step.kernel)))
-            yield from self.measure_rows(self.runner.prepare_regime(self.make_regime(name)), steps)
+                keys.sort(key=lambda key: (places[key.shape], self.plan.kernels.index(key.kernel)))
+            yield from self.measure_rows(self.runner.prepare_regime(self.make_regime(name)), keys)
 
-    def measure_rows(self, regime: Regime, steps: Iterable[StepKey]) -> StepGenerator:
-        """Measure steps of one regime, and yield their rows. Add to each row the rate of its ceiling's matmul."""
+    def measure_rows(self, regime: Regime, keys: Iterable[RowKey]) -> StepGenerator:
+        """Measure the rows with these keys, and yield them. Add to each row the rate of its ceiling's matmul."""
         dtype, before, measured_count = "", None, 0
-        for step in steps:
-            _, problem, shape, name = step
-            if self._would_exceed_budget(step):
+        for key in keys:
+            _, problem, shape, name = key
+            if self._would_exceed_budget(key):
                 self.runner.skipped_step_count += 1
                 continue
             self.setup.report_phase(f"{regime.name} {shape} {name}")
@@ -135,14 +135,14 @@ class RowsStrategy(PlanStrategy):
                 fastest, best_rate = variant, row.best_rate
         return fastest
 
-    def _would_exceed_budget(self, step: StepKey) -> bool:
-        """Return whether verifying and measuring a step with the minimum number of launches would exceed the run's
+    def _would_exceed_budget(self, key: RowKey) -> bool:
+        """Return whether verifying and measuring a row with the minimum number of launches would exceed the run's
         budget, if the kernel reaches the rate of recent rows.
         """
-        speeds, run = self._recent_rates.get((step.kernel, step.problem)), self.runner
+        speeds, run = self._recent_rates.get((key.kernel, key.problem)), self.runner
         if run.deadline is None or not speeds:
             return run.is_budget_over()
-        amount = (1 + StoppingRule.min_samples) * step.problem.compute_work(step.shape).amount
+        amount = (1 + StoppingRule.min_samples) * key.problem.compute_work(key.shape).amount
         return bool(amount / stdlib_statistics.median(speeds) > run.deadline - run.now())
 
     def _measure_ceiling_matmul(
@@ -197,7 +197,7 @@ class OneKernelStrategy(RowsStrategy):
         (kernel,), problem = self.setup.plan_kernels, self.plan.problem
         if reason := kernel.explain_unsupported_problem(self.backend, problem):
             raise UnsupportedError(reason)
-        if self.setup.remaining_steps:
+        if self.setup.remaining_row_keys:
             cache, free = self.backend.info.cache_bytes, self.backend.read_free_memory_bytes()
             self.runner.allocate_largest_operands(problem, [compute_largest_buffers(self.plan, cache, free)])
         yield from super().yield_steps()

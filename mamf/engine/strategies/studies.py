@@ -27,7 +27,7 @@ from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator, make
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
 from mamf.kernel import AnyKernel, Verdict, explain_unsupported
-from mamf.logs.compared_rows import ComparedRow, combine_measurements, group_by_step
+from mamf.logs.compared_rows import ComparedRow, combine_measurements, group_by_key
 from mamf.logs.judging import DEFAULT_GUARD_TOLERANCE, UNDECIDED, judge_claims, needs_repetition
 from mamf.measurement import Measurement, MeasurementStatus, group_pairs
 from mamf.operation import make_operation_plan
@@ -35,7 +35,7 @@ from mamf.operations.matmul.operation import make_problem
 from mamf.operations.matmul.shapes import MatmulShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK, OverlapProblem, OverlapShape, WorkPairKernel
 from mamf.operations.unknown import get_operation
-from mamf.plans import CHECKING_REGIMES, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, StepKey, VerifyOptions
+from mamf.plans import CHECKING_REGIMES, LOADED, VERIFY, VERIFY_BUDGET_SECONDS, Plan, RowKey, VerifyOptions
 from mamf.plugins import discovery
 
 
@@ -54,28 +54,28 @@ class GuardStrategy(RowsStrategy):
     ) -> None:
         super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self.baseline, self.tolerance = baseline, tolerance
-        self._rows_by_step = group_by_step(row for row in setup.rows if not row.phase)
+        self._rows_by_key = group_by_key(row for row in setup.rows if not row.phase)
 
     def yield_steps(self) -> StepGenerator:
-        remaining_steps = frozenset(self.setup.remaining_steps)
+        remaining_row_keys = frozenset(self.setup.remaining_row_keys)
         for name in self.plan.regimes:
             regime = self.runner.prepare_regime(self.make_regime(name))
-            steps = [step for step in self.plan.list_steps() if step.regime == name]
-            yield from self._measure_steps_once(regime, [step for step in steps if step in remaining_steps], "", 1)
-            rows = [row for visits in self._rows_by_step.values() for row in visits if row.ok and row.regime == name]
+            keys = [key for key in self.plan.list_row_keys() if key.regime == name]
+            yield from self._measure_rows_once(regime, [key for key in keys if key in remaining_row_keys], "", 1)
+            rows = [row for visits in self._rows_by_key.values() for row in visits if row.ok and row.regime == name]
             later_regime = regime.make_confirmation_regime(summarize_conditions(rows), math.inf)
             for number in range(1, self.plan.options.rounds + 1):
-                doubtful = [step for step in steps if self._may_be_slower(step)]
+                doubtful = [key for key in keys if self._may_be_slower(key)]
                 if not doubtful:
                     break
-                if len(doubtful) == 1:  # Measure another step too, so that no step is measured twice in succession.
-                    doubtful += [step for step in steps if step not in doubtful][-1:]
+                if len(doubtful) == 1:  # Measure another row too, so that no row is measured twice in succession.
+                    doubtful += [key for key in keys if key not in doubtful][-1:]
                 random.Random(f"{name} {number}").shuffle(doubtful)
-                yield from self._measure_steps_once(later_regime, doubtful, CONFIRM_PHASE, number)
+                yield from self._measure_rows_once(later_regime, doubtful, CONFIRM_PHASE, number)
 
-    def _measure_steps_once(self, regime: Regime, steps: Sequence[StepKey], phase: str, number: int) -> StepGenerator:
-        for step in steps:
-            name, problem, shape, kernel = step
+    def _measure_rows_once(self, regime: Regime, keys: Sequence[RowKey], phase: str, number: int) -> StepGenerator:
+        for key in keys:
+            name, problem, shape, kernel = key
             progress = f"round {number} of at most {self.plan.options.rounds}" if phase else ""
             self.setup.report_phase(f"{name} {shape} {kernel} {progress}".rstrip())
             row = yield Step(
@@ -83,10 +83,10 @@ class GuardStrategy(RowsStrategy):
             )
             if row is not None:
                 # A row has the name of the kernel itself, which may differ from the name that the user requested.
-                self._rows_by_step.setdefault(step._replace(kernel=self.kernels[kernel].name), []).append(row)
+                self._rows_by_key.setdefault(key._replace(kernel=self.kernels[kernel].name), []).append(row)
 
-    def _may_be_slower(self, step: StepKey) -> bool:
-        visits = self._rows_by_step.get(step._replace(kernel=self.kernels[step.kernel].name))
+    def _may_be_slower(self, key: RowKey) -> bool:
+        visits = self._rows_by_key.get(key._replace(kernel=self.kernels[key.kernel].name))
         if not visits:
             return False
         if self.baseline is None:
@@ -103,7 +103,7 @@ class ReproduceStrategy(RowsStrategy):
     """The strategy of ``mamf reproduce``: it measures claimed rates again until each is reproduced or refuted."""
 
     def yield_steps(self) -> StepGenerator:
-        rows, measured_visits = list(self.setup.rows), {(row.step, row.round_number) for row in self.setup.rows}
+        rows, measured_visits = list(self.setup.rows), {(row.key, row.round_number) for row in self.setup.rows}
         kernels = {kernel.name: kernel for kernel in self.kernels.values()}
         for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS_PER_CLAIM + 1)):
             if visit == 1:
@@ -112,9 +112,9 @@ class ReproduceStrategy(RowsStrategy):
                 regime_rows = [row for row in rows if row.ok and row.regime == regime_name]
                 regime = regime.make_confirmation_regime(summarize_conditions(regime_rows), math.inf)
             judged = judge_claims(self.plan.options, rows)
-            for step in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
-                if step.regime == regime_name and (step, visit) not in measured_visits:
-                    _, problem, shape, name = step
+            for key in [each.claim.step for each in judged if visit == 1 or each.verdict == UNDECIDED]:
+                if key.regime == regime_name and (key, visit) not in measured_visits:
+                    _, problem, shape, name = key
                     self.setup.report_phase(f"{regime_name} {shape} {name} {CONFIRM_PHASE} {visit}")
                     row = yield Step(
                         kernels[name], problem, shape, regime, self.make_stopping_rule(regime), CONFIRM_PHASE, visit
@@ -263,9 +263,9 @@ def make_row_problem(problem: OverlapProblem, pair_row: tuple[str, bool]) -> Ove
     return replace(problem, timed=pair_row[0], alone=pair_row[1])
 
 
-def list_overlap_pairs(steps: Iterable[StepKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
-    """Return the pairs of matmul and other work that these steps measure, each as its problem and shape."""
-    return list(dict.fromkeys((make_row_problem(problem, PAIR_ROWS[0]), shape) for _, problem, shape, _ in steps))
+def list_overlap_pairs(keys: Iterable[RowKey]) -> list[tuple[OverlapProblem, OverlapShape]]:
+    """Return the pairs of matmul and other work that these rows measure, each as its problem and shape."""
+    return list(dict.fromkeys((make_row_problem(problem, PAIR_ROWS[0]), shape) for _, problem, shape, _ in keys))
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:

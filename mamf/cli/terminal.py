@@ -181,6 +181,17 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_amount(text: str) -> float:
+    """Parse a number above 0, such as ``1.6e10``. Raises UsageError for any other text."""
+    try:
+        amount = float(text)
+    except ValueError:
+        amount = 0.0
+    if not 0 < amount < math.inf:
+        raise UsageError(f"{shorten_value(text)!r} is not a number above 0: write it like 1.6e10")
+    return amount
+
+
 def parse_index(text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise UsageError(f"{shorten_value(text)!r} is not a whole number of at least 0")

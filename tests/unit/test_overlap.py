@@ -267,7 +267,9 @@ def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
             "the collective all_reduce needs several devices, but cpu has 1: use --beside to_host copy",
         ),
         (("--flop", "1e9"), "--flop and --bytes describe one training step: give both"),
-        (("--flop", "nan", "--bytes", "1"), "each with a number above 0"),
+        (("--flop", "nan", "--bytes", "1"), "'nan' is not a number above 0: write it like 1.6e10"),
+        (("--flop", "1", "--bytes", "x"), "'x' is not a number above 0: write it like 1.6e10"),
+        (("--blocks", "8"), "--blocks is the number of blocks of a collective: add one with --beside"),
         (("--beside", "foo"), "unknown work for --beside 'foo'; known: all_gather, all_reduce, "),
     ],
 )

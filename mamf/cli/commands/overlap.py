@@ -5,7 +5,6 @@ such as a collective with all devices of the machine, or a copy on one device.
 from __future__ import annotations
 
 import argparse
-import math
 import os
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from mamf.cli.terminal import (
     add_run_options,
     add_shared_options,
     get_report_stream,
+    parse_amount,
     parse_index,
 )
 from mamf.errors import UsageError, require_known_names
@@ -80,14 +80,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--flop",
-        type=float,
+        type=parse_amount,
         metavar="X",
         help="FLOP of all matmuls of one device in a training step, such as 4e15; mamf predicts the shortest step "
         "(needs --bytes; default: no prediction)",
     )
     group.add_argument(
         "--bytes",
-        type=float,
+        type=parse_amount,
         metavar="Y",
         help="bytes per device that the other work moves in the step of --flop, counted like SIZE in --shapes, "
         "such as 1.6e10 (needs --flop; default: no prediction)",
@@ -106,8 +106,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
-    if len(step_sizes) == 1 or not all(0 < each < math.inf for each in step_sizes):
-        raise UsageError("--flop and --bytes describe one training step: give both, each with a number above 0")
+    if len(step_sizes) == 1:
+        raise UsageError("--flop and --bytes describe one training step: give both")
     require_known_names(*(("work for --beside", each, OTHER_WORK_NAMES) for each in options.beside or ()))
     rank_place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend()
     device_count = load_backend_class(backend_name).count_devices()
@@ -115,6 +115,8 @@ def run_with_options(options: argparse.Namespace) -> int:
         _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if rank_place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE
     )
     collectives = [each for each in other_work if each in COLLECTIVE_NAMES]
+    if options.blocks and not collectives and not options.resume:
+        raise UsageError("--blocks is the number of blocks of a collective: add one with --beside, or leave it out")
     is_complete = options.resume and read_run_log(options.resume).tier == "complete"
     if collectives and rank_place is None and device_count < 2 and not is_complete:
         raise UsageError(

@@ -395,9 +395,7 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (rank_place := find_rank_place(os.environ)) is not None:
         if options.overlap:
-            raise UsageError(
-                "--overlap works on one machine only: start 'mamf overlap' on all machines with torchrun or srun"
-            )
+            raise UsageError("--overlap works on one machine only: start 'mamf overlap' with torchrun or srun")
         if rank_place.local_rank > 0:
             return []
         options.output_folder /= f"node{rank_place.node_index}"

@@ -434,7 +434,7 @@ class Rate:
 
     @property
     def tflops(self) -> float:
-        """The rate in TFLOPS. Only for rates that count FLOP."""
+        """The rate in TFLOPS. Only valid for an operation that counts FLOP."""
         return self.rate
 
     @property

@@ -215,7 +215,7 @@ def _convert_text(value_type: Any, text: str) -> Any:
     if get_origin(plain_type) is Literal:
         return next((choice for choice in get_args(plain_type) if str(choice) == text), text)
     if plain_type not in _TEXT_PARSERS:
-        raise UsageError(f"{shorten_value(text)!r} cannot be given as text: set this parameter in Python")
+        raise UsageError(f"{shorten_value(text)!r}: this parameter takes no text: set it in Python")
     description, parse_text = _TEXT_PARSERS[plain_type]
     try:
         return parse_text(text)

@@ -342,8 +342,8 @@ def run_children(
 ) -> None:
     """Run one command per device in its own process, and show on the terminal what each device is doing.
 
-    ``resume_children``: a function that lets the processes continue. It is called whenever all of them wait for one
-    another. ``on_event``: called for each message of a process.
+    ``resume_children``: a function that lets the processes continue. mamf calls it when all of them wait at a
+    barrier. ``on_event``: called for each message of a process.
     """
 
     def forward_event(event: ChildEvent) -> None:
@@ -395,7 +395,7 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (rank_place := find_rank_place(os.environ)) is not None:
         if options.overlap:
-            raise UsageError("--overlap works on one machine only: start 'mamf overlap' with the launcher instead")
+            raise UsageError("--overlap works on one machine only: start 'mamf overlap' with torchrun or srun")
         if rank_place.local_rank > 0:
             return []
         options.output_folder /= f"node{rank_place.node_index}"

@@ -248,7 +248,7 @@ def _is_required_positional(action: argparse.Action, words: Sequence[str]) -> bo
 
 
 def _get_value_count_range(option: argparse.Action | None) -> tuple[int, float]:
-    """Return the minimum and maximum number of values that an option takes. Return 0 and 0 for None."""
+    """Return the minimum and maximum number of values that an option takes. Return (0, 0) if ``option`` is None."""
     if option is None:
         return 0, 0
     if isinstance(option.nargs, int):

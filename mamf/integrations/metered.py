@@ -462,7 +462,7 @@ def require_valid_tokens(tokens: Any) -> None:
 
 
 def count_sequences_by_length(batch: Any) -> list[tuple[int, int]]:
-    """Return (number of sequences, length) for a batch and for each batch in it; an empty list if it has no tokens."""
+    """Return pairs (number of sequences, length), one for each batch in a batch; empty if there are no tokens."""
     if _is_tensor(batch):
         return [tuple(batch.shape)] if _is_token_id_tensor(batch) else []
     fields = _list_batch_items(batch)

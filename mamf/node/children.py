@@ -141,7 +141,7 @@ def watch_children_until_end(
     - ``watch``: the state of the children, which this function updates.
     - ``processes``: the process of each child, by rank.
     - ``wait_for_event``: returns the next event, or None if no event arrives within the given seconds.
-    - ``resume_children``: lets all running children continue. It is called whenever all of them wait for one another.
+    - ``resume_children``: lets all running children continue. Called when all of them wait at a barrier.
     - ``on_event``: called with each event, after ``watch`` has recorded it.
     """
     while watch.running_ranks:

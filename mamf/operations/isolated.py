@@ -56,7 +56,7 @@ class Channel:
                 unsent_bytes = unsent_bytes[os.write(self.output_pipe.fileno(), unsent_bytes) :]
 
     def receive(self) -> tuple[dict[str, Any], Sequence[bytes]]:
-        """Wait for the next message, and return its JSON fields and its parts of bytes.
+        """Wait for the next message, and return its JSON fields and its binary parts.
 
         Raises ChannelError if the other process has ended, or has sent bytes that are not a message.
         """

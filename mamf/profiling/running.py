@@ -212,7 +212,7 @@ class StepProfiler:
         return self._profiled_process_id == os.getpid()
 
     def end_step(self) -> None:
-        """End a training step. Within a backward pass, only note that the step ends when the backward pass returns.
+        """End a training step. During a backward pass, postpone the end of the step until the pass returns.
 
         If several optimizers step in hooks of one backward pass, they therefore end only one training step.
         """

@@ -272,7 +272,7 @@ def test_other_tasks_on_a_machine_measure_nothing(run, monkeypatch):
     )
     assert run(*NODE, "--overlap")[::2] == (
         3,
-        "mamf: --overlap works on one machine only: start 'mamf overlap' with the launcher instead\n",
+        "mamf: --overlap works on one machine only: start 'mamf overlap' with torchrun or srun\n",
     )
     assert not (run.folder / "logs").exists()
 

@@ -52,7 +52,7 @@ def test_a_keyword_names_one_value_or_several(name, given, values):
         ("style", "plane", "did you mean 'plain'"),
         ("blocks", "1.5", "'1.5' is not a whole number"),
         ("is_tied", "maybe", "is not yes or no"),
-        ("extra", "{}", "cannot be given as text"),
+        ("extra", "{}", "takes no text: set it in Python"),
     ],
 )
 def test_text_that_is_no_value_is_refused(name, text, message):

@@ -263,8 +263,8 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
 
 
 def _write_and_print_profile(options: argparse.Namespace, program_name: str, profile: Profile) -> None:
-    """Write the profile to the log of --output, if given. In the only process, or in the first process (rank 0) that
-    torchrun started, also print its report. ``program_name``: the file name of the script or trace.
+    """Write the profile to the log of --output, if given. Also print its report, unless torchrun started this
+    process as a rank above 0. ``program_name``: the file name of the script or trace.
     """
     from mamf.profiling.log import get_rank, make_profile_document, write_profile
 

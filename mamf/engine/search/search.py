@@ -288,7 +288,7 @@ class ShapeSearch:
         return {candidate: tflops for candidate, tflops in self.measured_tflops.items() if tflops > 0}
 
     def _mask_excluded_candidates(self, candidate_values: Array) -> Array:
-        """Set the values of candidates that were measured, or that are near failed ones (hopeless), to minus infinity.
+        """Set the values of measured candidates, and of candidates near failed ones, to minus infinity.
         Change the array ``candidate_values``, which has one value per candidate, and return it.
         """
         candidate_values[self._observed_rows] = -math.inf

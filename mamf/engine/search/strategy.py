@@ -409,7 +409,7 @@ _ROUND_COUNTS_BY_REGIME = {
 }
 _CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
 #: _BUDGET_SHARE_FOR_ROWS: the share of the budget for measuring every row once. _BUDGET_SHARE_BEFORE_LAST_REGIME: all
-#: regimes except the last must end after this share of the budget, because sustained needs seconds to warm up the
+#: regimes except the last must be finished by this share of the budget, because sustained needs seconds to warm up the
 #: device. _TIME_SHARE_FOR_CHOOSING: the share of a problem's time that is spent on choosing a candidate.
 _BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 

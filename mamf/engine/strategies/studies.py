@@ -237,7 +237,7 @@ class VerifyStrategy(PlanStrategy):
                     del spent[kernel]
                 number += not requested_number
             if not (spent or drawn):
-                raise UsageError("no kernel supports a random problem of these dtypes: add dtypes or raise --largest")
+                raise UsageError("no kernel supports any of the generated problems: add dtypes or raise --largest")
 
 
 ResultT = TypeVar("ResultT")
@@ -251,8 +251,8 @@ _OVERLAP_ROUND_COUNT, DEFAULT_ROW_SECONDS = 3, 3.0
 #: duration of a window of short launches. _MAX_WINDOWS_TRIED: if this many windows give no sample, stop trying.
 _WINDOW_BLOCKS, _CPU_BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
 #: Settings to try in order: (number of cache flushes before a window, maximum number of short launches in the window).
-#: During the flushes, the host queues the first blocks of launches of the window. mamf tries the next pair if the host
-#: is late in more than the share _MAX_LATE_SHARE of the windows.
+#: During the flushes, the host queues the window's first launches. If the host is late in more than _MAX_LATE_SHARE of
+#: the windows, mamf tries the next pair.
 _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: At each mark, the host must be at least this many seconds ahead of the device, so that the device never waits for it.
 #: A launch counts as at least _MIN_LAUNCH_SECONDS long, to avoid a division by 0.

@@ -194,8 +194,9 @@ _FLOP_AXIS_LABEL = "FLOP"
 
 
 def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], regime: str | None = None) -> Chart:
-    """Draw a run of kernels, with a row of panels for each problem and a column for each regime. If several shapes of a
-    kernel have the same position on the axis, draw only the best of them.
+    """Draw a run that compares kernels, with a row of panels for each problem and a column for each regime.
+
+    If several shapes of a kernel have the same position on the axis, draw only the best of them.
     """
     regimes, measured = select_rows_to_draw(rows, regime)
     axis, get_x_position = _choose_operation_axis(measured)

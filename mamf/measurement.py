@@ -360,10 +360,10 @@ class Measurement(NotebookTable):
         if self.repeatability is None:
             return self._get_summary().interval
         seconds, celsius = self.seconds, self.conditions.celsius
-        return compute_repeat_interval([seconds], seconds, [self.standard_error], self.repeatability, celsius)
+        return compute_repeat_interval([seconds], seconds, [self.relative_standard_error], self.repeatability, celsius)
 
     @property
-    def standard_error(self) -> float:
+    def relative_standard_error(self) -> float:
         """The standard error of ``seconds`` as a share of ``seconds``, estimated from the row's samples."""
         return compute_standard_error(self._get_summary().interval, self.seconds)
 

@@ -37,7 +37,7 @@ from mamf.errors import (
 )
 from mamf.kernel import DATA_CHOICES, AnyKernel, ProblemT, ShapeT
 from mamf.measurement import Measurement
-from mamf.peaks import compute_max_flops, find_peak
+from mamf.peaks import compute_max_flops, find_datasheet_rate
 from mamf.plans import BURST, CLASSIC, COMMON_REGIMES, SWEEP, Plan
 
 _METADATA_KEY = "mamf"
@@ -89,11 +89,11 @@ class Parameter:
     is_rare: bool = False
 
     @property
-    def option(self) -> str:
+    def option_name(self) -> str:
         return f"--{(self.keyword or self.name).replace('_', '-')}"
 
     @property
-    def is_readable(self) -> bool:
+    def accepts_text(self) -> bool:
         """Whether mamf can convert text to values of this parameter, so that it can be a command-line option."""
         return self.parse_text is not None or _drop_none_type(self.value_type) in _TEXT_PARSERS or bool(self.choices)
 
@@ -489,7 +489,7 @@ class FlopOperation(Operation[ProblemT, ShapeT]):
         """Return the peak from the device's datasheet in FLOP per second; None if unknown. The measured rate divided by
         this peak is the MFU (model FLOPs utilization).
         """
-        peak = find_peak(info.name, problem.dtype, info.compute_units)
+        peak = find_datasheet_rate(info.name, problem.dtype, info.compute_units)
         return None if peak is None else peak.flops
 
 

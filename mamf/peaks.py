@@ -98,7 +98,7 @@ def _read_peak_rows() -> tuple[DatasheetRate, ...]:
     )
 
 
-def find_peak(device_name: str, dtype: str, compute_units: int | None = None) -> DatasheetRate | None:
+def find_datasheet_rate(device_name: str, dtype: str, compute_units: int | None = None) -> DatasheetRate | None:
     """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
     ``compute_units`` distinguishes device models that have the same name.
     """
@@ -130,7 +130,7 @@ def _find_first_peak(rows: Iterable[DatasheetRate], datasheet_dtype: str) -> Dat
     return next((row for row in rows if row.dtype == datasheet_dtype and row.rate), None)
 
 
-def find_bandwidth(
+def find_datasheet_bandwidth(
     device_name: str, compute_units: int | None = None, *, must_be_verified: bool = False
 ) -> float | None:
     """Return the memory bandwidth in a device's datasheet in bytes/s, reads plus writes, or None if peaks.csv does not

@@ -16,7 +16,7 @@ from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.files import read_packaged_csv_rows
 from mamf.measurement import TERA, Measurement
-from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_peak
+from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_datasheet_rate
 from mamf.plans import BURST, CLASSIC
 
 #: If more than this share of a row's samples is faster than the device can be, mamf discards all samples of the row.
@@ -132,7 +132,9 @@ def find_flop_per_cycle(info: DeviceInfo, dtype: str) -> float | None:
     if known_dtype is None:
         return None
     listed_flop = _read_flop_per_cycle().get((info.architecture or "", known_dtype.datasheet_dtype))
-    return listed_flop or compute_flop_per_cycle(find_peak(info.name, dtype, info.compute_units), info.compute_units)
+    return listed_flop or compute_flop_per_cycle(
+        find_datasheet_rate(info.name, dtype, info.compute_units), info.compute_units
+    )
 
 
 def compute_theoretical_flops(info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:

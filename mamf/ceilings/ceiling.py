@@ -301,7 +301,7 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
     """Return the seconds per launch of each round, the combined seconds per launch of all rounds, and the relative
     standard error of each round.
     """
-    seconds, errors = [row.seconds for row in rounds], [row.standard_error for row in rounds]
+    seconds, errors = [row.seconds for row in rounds], [row.relative_standard_error for row in rounds]
     if rounds[0].statistic != "mean":
         return seconds, stdlib_statistics.median(seconds), errors
     return (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
 from mamf.errors import IncomparableError, UsageError
 from mamf.measurement import TERA, Measurement, make_dtype_label
-from mamf.operations.bandwidth.operation import READ_ARRAYS_BY_PATTERN, BandwidthProblem, BandwidthShape
+from mamf.operations.bandwidth.operation import SOURCE_ARRAYS_BY_PATTERN, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem
 from mamf.plans import Plan
 
@@ -141,7 +141,7 @@ def make_roofline_point(row: Measurement, roofs: Roofs, name: str, layer_name: s
 
 def reads_operands(problem: object) -> bool:
     """Return whether launches of a problem read operands. All do, except bandwidth patterns that only write."""
-    return not isinstance(problem, BandwidthProblem) or bool(READ_ARRAYS_BY_PATTERN[problem.pattern])
+    return not isinstance(problem, BandwidthProblem) or bool(SOURCE_ARRAYS_BY_PATTERN[problem.pattern])
 
 
 def make_ceiling_key(ceiling: Ceiling) -> tuple[str, str]:

@@ -413,7 +413,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     with SignalHandler():
         try:
             _watch_node_children(options, folder, run, watch)
-            run.did_parent_see_end = True
+            run.is_over = True
         except KeyboardInterrupt:
             warn("interrupted: the verdict covers only what was measured before")
     run.failures = watch.failure_reasons

@@ -101,7 +101,7 @@ def add_operation_options(
         add_shared_options(group, "--shapes", help=f"complete shapes to measure, such as {operation.shape_example}")
         if presets := operation.list_presets():
             help = f"{operation.preset_parameter.help}; names: {', '.join([*presets, *other_presets])}"
-            group.add_argument(operation.preset_parameter.option, dest="preset", metavar="NAME", help=help)
+            group.add_argument(operation.preset_parameter.option_name, dest="preset", metavar="NAME", help=help)
         for preset_parameter in operation.preset_parameters:
             _add_parameter_option(group, preset_parameter, "field")
         for action in group._group_actions:
@@ -117,7 +117,7 @@ def add_operation_options(
                 nargs="+" if takes_several_values else None,
                 **({"help": f"{parameter.help} (default: {parameter.default})"} if parameter.help else {}),
             )
-        elif parameter.is_readable:
+        elif parameter.accepts_text:
             _add_parameter_option(group, parameter, "field", takes_several_values, defaults.get(parameter.name))
     if takes_several_values:
         add_shared_options(group, "--set")
@@ -133,7 +133,7 @@ def _add_parameter_option(
     """Add the option of one parameter of an operation. ``dest_prefix``: ``size`` or ``field``, the prefix of the name
     (``dest``) under which argparse stores the value of the option.
     """
-    option, dest = parameter.option, f"{dest_prefix}_{parameter.name}"
+    option, dest = parameter.option_name, f"{dest_prefix}_{parameter.name}"
     default_text = " ".join(map(str, default)) if default else parameter.default
     help = parameter.help or parameter.name.replace("_", " ")
     keywords: dict[str, Any] = {"dest": dest, "default": default}
@@ -204,13 +204,13 @@ def make_measurement_request(operation: AnyOperation, options: argparse.Namespac
     preset = _make_preset(operation, options, sizes)
     for parameter in get_parameters(operation.shape_type).values():
         if parameter.name in sizes and parameter.name not in preset.adjustable_sizes and (shapes or preset.shapes):
-            given_shapes = "--shapes" if shapes else f"{operation.preset_parameter.option} {options.preset}"
+            given_shapes = "--shapes" if shapes else f"{operation.preset_parameter.option_name} {options.preset}"
             raise UsageError(
-                f"{given_shapes} cannot be combined with {parameter.option}, because {given_shapes.split()[0]} gives "
-                "whole shapes: leave one of them out"
+                f"{given_shapes} cannot be combined with {parameter.option_name}, because {given_shapes.split()[0]} "
+                "gives whole shapes: leave one of them out"
             )
     if shapes and preset.shapes:
-        raise UsageError(f"{operation.preset_parameter.option} cannot be combined with --shapes: use one of them")
+        raise UsageError(f"{operation.preset_parameter.option_name} cannot be combined with --shapes: use one of them")
     require_rows_within_limit(*map(count_values, sizes.values()))
     dtypes = [options.dtype] if isinstance(options.dtype, str) else options.dtype
     fields = {
@@ -238,7 +238,7 @@ def _yield_given_parameters(
         try:
             values = parse_range(*bounds) if bounds else getattr(options, dest, None)
         except UsageError as error:
-            raise UsageError(f"{parameter.option}-range: {error}") from None
+            raise UsageError(f"{parameter.option_name}-range: {error}") from None
         if parameter.value_type is bool and isinstance(values, str):
             values = _BOOLS_BY_SWITCH_VALUE[values]
         if values is not None:
@@ -284,8 +284,8 @@ def _make_preset(
         for parameter in operation.preset_parameters:
             if parameter.name in preset_values:
                 raise UsageError(
-                    f"{parameter.option} needs {operation.preset_parameter.option}: add this option, or leave "
-                    f"{parameter.option} out"
+                    f"{parameter.option_name} needs {operation.preset_parameter.option_name}: add this option, or "
+                    f"leave {parameter.option_name} out"
                 )
         return Preset()
     return operation.build_preset(name, {**sizes, **preset_values})

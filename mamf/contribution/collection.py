@@ -21,7 +21,7 @@ from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, Rate, group_pairs, make_dtype_label
 from mamf.operations.unknown import get_operation, sets_compute_ceiling
-from mamf.peaks import DatasheetRate, find_peak
+from mamf.peaks import DatasheetRate, find_datasheet_rate
 from mamf.plans import REGIME_NAMES, SWEEP
 from mamf.plugins.discovery import list_builtin_names
 from mamf.report.document import label_kernel
@@ -84,7 +84,7 @@ class ResultRate(Rate):
     @property
     def datasheet_peak(self) -> DatasheetRate | None:
         """The device's dense peak for the dtype of the row according to its datasheet; None if none is listed."""
-        return find_peak(self.device, self.row.problem.dtype, self.header["device"]["compute_units"])
+        return find_datasheet_rate(self.device, self.row.problem.dtype, self.header["device"]["compute_units"])
 
     @property
     def joules_per_tflop(self) -> float | None:

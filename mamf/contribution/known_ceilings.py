@@ -42,8 +42,8 @@ from mamf.peaks import (
     DatasheetRate,
     DeviceModel,
     find_contributed_rates,
+    find_datasheet_rate,
     find_device_models,
-    find_peak,
     find_peak_of_listed_device,
     read_contributed_rates,
 )
@@ -289,7 +289,7 @@ def _describe_build_differences(row: ContributedRate, info: DeviceInfo) -> str:
 
 def find_datasheet_peak(info: DeviceInfo, dtype: str) -> Rate | None:
     """Return the dense peak for a dtype from the datasheet of a device, or None if none is listed."""
-    return _make_datasheet_rate(find_peak(info.name, dtype, info.compute_units), info.name, dtype)
+    return _make_datasheet_rate(find_datasheet_rate(info.name, dtype, info.compute_units), info.name, dtype)
 
 
 def _make_datasheet_rate(listed_rate: DatasheetRate | None, device: str, dtype: str) -> Rate | None:

@@ -47,14 +47,14 @@ class NodeRun:
     """The information about a run that the parent process of ``mamf node`` writes to run.json.
 
     - ``devices``: the indices of the devices on which the parent started a child process.
-    - ``did_parent_see_end``: whether the parent was still watching when the last device ended. If not, the parent was
+    - ``is_over``: whether the parent was still watching when the last device ended. If not, the parent was
       killed or interrupted, so an incomplete log is not the fault of the device.
     - ``separate_measurement_reason``: the reason why the devices did not measure at the same time; empty if they did.
     - ``failures``: the reasons why devices failed, by device index.
     """
 
     devices: Sequence[int] = ()
-    did_parent_see_end: bool = False
+    is_over: bool = False
     separate_measurement_reason: str = ""
     failures: dict[int, str] = field(default_factory=dict)
 
@@ -62,7 +62,7 @@ class NodeRun:
         record = {
             "schema": _RUN_FILE_SCHEMA_VERSION,
             "devices": list(self.devices),
-            "is_over": self.did_parent_see_end,
+            "is_over": self.is_over,
             "not_together": scrub_text(self.separate_measurement_reason),
             "failures": {str(index): scrub_text(reason) for index, reason in self.failures.items()},
         }
@@ -186,9 +186,7 @@ def add_logs_to_device(
             device = add_figures_of_log(device, part, log)
             failures += _yield_faults(part, log)
             if not is_faultless:
-                (failures if run.did_parent_see_end or log.summary else missing_results).extend(
-                    _yield_early_end_reason(part, log)
-                )
+                (failures if run.is_over or log.summary else missing_results).extend(_yield_early_end_reason(part, log))
             missing_results += _yield_missing_results(part, log)
         elif not reason:
             missing_results.append(f"there is no log of {part}")

@@ -71,7 +71,7 @@ class TorchDistributed(CollectiveKernel):
             raise error or MemoryError(
                 f"out of memory: another rank could not allocate its buffers ({failures[0]}): use a smaller --size"
             )
-        collective = CheckedCollective(
+        collective = PreparedCollective(
             problem,
             problem.count_part_elements(shape),
             *buffers,
@@ -112,7 +112,7 @@ def gather_objects(local_object: object) -> list[Any]:
     return objects_by_rank
 
 
-class CheckedCollective:
+class PreparedCollective:
     """A collective on given buffers: functions that launch the collective and verify its result.
 
     A buffer has one part, or one part for each rank. All parts have the same size: ``part_elements`` elements.

@@ -14,7 +14,7 @@ import torch
 from mamf.backend import Backend, Unavailability
 
 
-def compile_for_shape(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def compile_with_static_shapes(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Return a copy of a function that torch.compile compiles for one shape.
 
     If compilation fails, a call raises an error instead of running uncompiled code. The function is copied, because

@@ -36,7 +36,7 @@ class TorchCopies(CopyKernel):
         rewrite: bool = False,
     ) -> Prepared:
         device_buffer = pool.take_buffer("own", *problem.list_buffers(shape)["own"])
-        other_buffer = allocate_buffer_at_other_end(device_buffer, problem, backend)
+        other_buffer = allocate_peer_or_host_buffer(device_buffer, problem, backend)
         source, target = (
             (other_buffer.copy_(device_buffer), torch.empty_like(device_buffer))
             if problem.direction == "to_device"
@@ -65,7 +65,7 @@ class TorchCopies(CopyKernel):
         )
 
 
-def allocate_buffer_at_other_end(device_buffer: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
+def allocate_peer_or_host_buffer(device_buffer: torch.Tensor, problem: CopyProblem, backend: Backend) -> torch.Tensor:
     """Allocate a buffer like ``device_buffer`` at the other end of a copy: on the next device or in pinned host memory.
 
     Raises UnsupportedError if torch cannot pin host memory for this type of device.

@@ -71,7 +71,7 @@ class GroupedProblem(BaseMatmulProblem):
         ),
     )
 
-    def count_expert_tokens(self, shape: GroupedShape) -> tuple[int, ...]:
+    def count_tokens_by_expert(self, shape: GroupedShape) -> tuple[int, ...]:
         """Return the number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
         random.Random(self.seed).shuffle(ranks)
@@ -80,7 +80,7 @@ class GroupedProblem(BaseMatmulProblem):
 
     def compute_work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return the FLOP and bytes of one launch. Do not count the weights of experts that have no tokens."""
-        busy_experts = sum(tokens > 0 for tokens in self.count_expert_tokens(shape))
+        busy_experts = sum(tokens > 0 for tokens in self.count_tokens_by_expert(shape))
         unread_bytes = super().count_operand_bytes(shape, "b") // shape.experts * (shape.experts - busy_experts)
         work_of_all_experts = super().compute_work(shape)
         return replace(work_of_all_experts, nbytes=work_of_all_experts.nbytes - unread_bytes)
@@ -158,4 +158,4 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return the columns that reports have for every matmul, and the number of tokens of the busiest expert."""
-        return {**super().make_columns(row, info), "most tokens": max(row.problem.count_expert_tokens(row.shape))}
+        return {**super().make_columns(row, info), "most tokens": max(row.problem.count_tokens_by_expert(row.shape))}

@@ -42,7 +42,7 @@ class TorchGroupedMatmul(BaseTorchMatmul[GroupedProblem, GroupedShape], GroupedK
     ) -> OperandSet:
         a = view_in_layout(buffers["a"], shape.tokens, shape.k, problem.layout[0])
         b = view_in_layout(buffers["b"], shape.k, shape.n, problem.layout[1], shape.experts)
-        c, tokens_by_expert = view_as(buffers["c"], shape.tokens, shape.n), problem.count_expert_tokens(shape)
+        c, tokens_by_expert = view_as(buffers["c"], shape.tokens, shape.n), problem.count_tokens_by_expert(shape)
 
         def split_into_parts(output: torch.Tensor) -> list[MatmulPart]:
             groups = zip(a.split(list(tokens_by_expert)), b.mT, output.split(list(tokens_by_expert)), strict=True)
@@ -157,7 +157,7 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
     ) -> OperandSet:
         c, tokens_by_expert, n = (
             view_as(buffers["c"], shape.tokens, shape.n),
-            problem.count_expert_tokens(shape),
+            problem.count_tokens_by_expert(shape),
             shape.n,
         )
         ranges = [(expert, *each) for expert, each in enumerate(pairwise([0, *accumulate(tokens_by_expert)]))]

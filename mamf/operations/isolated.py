@@ -134,7 +134,7 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     operation, cpu = make_operation(request["operation"]), open_backend("cpu")
     problem, shape = operation.read_problem_record(request["problem"]), operation.read_shape_record(request["shape"])
     pool = cpu.make_operand_pool(problem.data, problem.seed)
-    prepared = _find_checking_kernel(operation, cpu, problem, shape).prepare(cpu, problem, shape, pool)
+    prepared = _find_reference_kernel(operation, cpu, problem, shape).prepare(cpu, problem, shape, pool)
     if prepared.change_operands:
         prepared.change_operands()  # Use random operands, so that no kernel can know the result in advance.
     buffers = problem.list_buffers(shape)
@@ -153,7 +153,7 @@ def _check_kernel(channel: Channel, request: Mapping[str, Any]) -> dict[str, str
     return _check_reported_time(channel, request["seconds"])
 
 
-def _find_checking_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
+def _find_reference_kernel(operation: Any, cpu: Backend, problem: Any, shape: Any) -> AnyKernel:
     """Return the first of mamf's own kernels that supports a problem and shape on the CPU, to compute expected results.
 
     Raises UnsupportedError if no kernel does.

@@ -124,7 +124,7 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
         *(_join_sections(page.title, page.sections) for page in pages),
     ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
-    facts, intro_lines = [] if answers else _collect_facts(sources), answers[1:]
+    facts, intro_lines = [] if answers else _collect_headline_facts(sources), answers[1:]
     if len(facts) > MAX_HEADLINE_FIGURES:
         facts = _choose_highest_facts(sources)
         first = f", the first {MAX_HEADLINE_FIGURES} of {len(facts)}" if len(facts) > MAX_HEADLINE_FIGURES else ""
@@ -142,7 +142,7 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     )
 
 
-def _collect_facts(sources: Sequence[LogContent]) -> list[Fact]:
+def _collect_headline_facts(sources: Sequence[LogContent]) -> list[Fact]:
     """List each log's headline figures. Labels begin with the device if all differ, or the log if titles are equal."""
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]

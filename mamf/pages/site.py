@@ -222,7 +222,7 @@ def make_index_page(data: SiteData, logs_address: str, pages: Mapping[str, str])
             lambda ceiling: Link(format_device_name(ceiling.device), pages[ceiling.device]),
             is_left_aligned=True,
         ),
-        *_make_figure_columns(),
+        *_make_shared_ceiling_columns(),
         make_text_column("vendor", lambda ceiling: ceiling.vendor),
         _make_log_column(logs_address),
     ]
@@ -273,7 +273,7 @@ def make_device_page(name: str, data: SiteData, logs_address: str) -> Page:
         [operation_column, *make_kernel_columns(), log], select_best_rate_per_problem(data.kernel_rates)
     )
     ceiling_columns: list[Column[SiteCeiling]] = [
-        *_make_figure_columns(),
+        *_make_shared_ceiling_columns(),
         Column("", "W", lambda ceiling: ceiling.best_rate and ceiling.best_rate.conditions.watts, format_whole_number),
         Column("", "J/TFLOP", _format_joules_per_tflop),
         Column(
@@ -396,7 +396,7 @@ def _make_log_link(logs_address: str, path: Path, text: str = "log") -> Link:
     return Link(text, logs_address + quote(path.as_posix()))
 
 
-def _make_figure_columns() -> list[Column[SiteCeiling]]:
+def _make_shared_ceiling_columns() -> list[Column[SiteCeiling]]:
     """Return the columns that every table of ceilings has, such as the rate and its interval."""
     return [
         Column("", "TFLOPS", lambda ceiling: ceiling.tflops, format_four_digits),

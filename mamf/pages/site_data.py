@@ -27,7 +27,7 @@ from mamf.kinds.registry import make_run_title
 from mamf.logs.legacy import FinderRun, read_legacy_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Rate, group_pairs
-from mamf.peaks import DatasheetRate, find_peak
+from mamf.peaks import DatasheetRate, find_datasheet_rate
 from mamf.plans import REGIME_NAMES
 
 COMPLETE_TIER, INTERRUPTED_TIER, LEGACY_TIER = LOG_TIERS
@@ -232,7 +232,7 @@ def _make_legacy_ceilings(
             log_path=site_log.path,
             vendor=vendors.get(site_log.device, UNKNOWN_NAME),
             software=site_log.software,
-            datasheet_rate=find_peak(site_log.device, log.dtype) if log.dtype in DTYPES else None,
+            datasheet_rate=find_datasheet_rate(site_log.device, log.dtype) if log.dtype in DTYPES else None,
         )
         best_ceilings.setdefault((ceiling.device, ceiling.dtype, ceiling.regime), ceiling)
     return list(best_ceilings.values())

@@ -24,7 +24,7 @@ from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
-from mamf.peaks import find_peak
+from mamf.peaks import find_datasheet_rate
 from mamf.report.document import (
     UNKNOWN_INTERVAL_REASON,
     Answer,
@@ -90,7 +90,7 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
     which clock, temperature or throttling limited it.
     """
     device, gain, conditions = header["device"], ceiling.gain_over_default, ceiling.conditions
-    peak = find_peak(device["name"], ceiling.problem.dtype, device["compute_units"])
+    peak = find_datasheet_rate(device["name"], ceiling.problem.dtype, device["compute_units"])
     details = [
         f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel"
         if gain and abs(gain) >= _MIN_SHOWN_GAIN_SHARE

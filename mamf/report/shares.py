@@ -28,7 +28,7 @@ from mamf.ceilings.roof import MEMORY_LEVEL, Roofs, make_roofline_point
 from mamf.logs.records import round_to_six_digits
 from mamf.measurement import TERA, Conditions, Measurement, Rate, RatesByDtypeAndRegime, find_rate
 from mamf.operations.unknown import get_operation, sets_compute_ceiling
-from mamf.peaks import find_peak
+from mamf.peaks import find_datasheet_rate
 from mamf.plans import BURST, SUSTAINED
 from mamf.report.document import (
     Column,
@@ -306,7 +306,7 @@ class ShareCalculator:
         string if no peak is known.
         """
         device = self.header["device"]
-        peak = find_peak(device["name"], row.problem.dtype, device["compute_units"])
+        peak = find_datasheet_rate(device["name"], row.problem.dtype, device["compute_units"])
         if peak is None or row.work.unit != "TFLOPS":
             return ""
         share = format_percent(row.best_rate * TERA / peak.flops)

@@ -18,7 +18,7 @@ from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, group_pairs
 from mamf.operations.bandwidth.operation import BandwidthShape
 from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK
-from mamf.peaks import find_peak
+from mamf.peaks import find_datasheet_rate
 from mamf.plans import BURST, SUSTAINED
 from mamf.plausibility import compute_theoretical_flops, find_flop_per_cycle
 from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
@@ -126,7 +126,7 @@ def find_row_on_data(rows: Iterable[Measurement], data: str, regime: str) -> Mea
 
 def _make_datasheet_steps(info: DeviceInfo, dtype: str, row: Measurement | None) -> Iterator[WaterfallStep]:
     """Yield the peak of the datasheet, and the rate of all compute units at the requested clock of ``row``."""
-    peak = find_peak(info.name, dtype, info.compute_units)
+    peak = find_datasheet_rate(info.name, dtype, info.compute_units)
     if peak is None:
         yield WaterfallStep("datasheet", None, f"no datasheet figure of {info.name} is listed for {dtype}")
     else:

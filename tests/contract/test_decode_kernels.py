@@ -16,7 +16,7 @@ from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import PluginError
 from mamf.operations.decode.operation import DecodeOperation, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import ReadyKernel, compute_sequence_attention
+from mamf.operations.decode.torch_decode import PlannedKernel, compute_sequence_attention
 from mamf.operations.decode.torch_kernels import SdpaKvcache
 from mamf.plugins.contracts import enforce_contract
 from mamf.plugins.discovery import load_backend_class, make_kernel, open_backend
@@ -241,7 +241,7 @@ class Reads(SdpaKvcache):
                 k[0] = 0
             return output
 
-        return ReadyKernel(launch)
+        return PlannedKernel(launch)
 
 
 def test_the_reference_is_right_on_honest_launches(cpu):

@@ -8,7 +8,7 @@ import pytest
 from simulated_vendors import h100
 
 from mamf.backend import STARTING_PROCESS_PID_VARIABLE, parse_sharing_ways
-from mamf.peaks import find_peak
+from mamf.peaks import find_datasheet_rate
 
 SLICE = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
 OWN, LEADING, STRANGER = os.getpid(), 4_000_001, 4_000_002
@@ -37,7 +37,7 @@ def pipe(tmp_path):
 def assert_named(backend, *ways):
     assert backend.find_sharing_ways() == ways
     assert parse_sharing_ways(backend.info.name) == ways
-    assert (find_peak(backend.info.name, "bfloat16", backend.info.compute_units) is None) == bool(ways)
+    assert (find_datasheet_rate(backend.info.name, "bfloat16", backend.info.compute_units) is None) == bool(ways)
     warned = [result for result in backend.check_machine() if result.verdict == "warning"]
     assert len(warned) == len(ways)
     assert all(result.effect and result.command for result in warned)
@@ -56,7 +56,7 @@ def slice_of_a_card(cuda):
 def test_a_mig_slice_is_named_and_has_no_peak_of_the_card(slice_of_a_card):
     assert_named(slice_of_a_card, "MIG 3g.40gb")
     assert slice_of_a_card.info.name == f"{SLICE} (shared: MIG 3g.40gb)"
-    assert find_peak(SLICE, "bfloat16") is None  # as in logs of other tools
+    assert find_datasheet_rate(SLICE, "bfloat16") is None  # as in logs of other tools
     result = check_results_of(slice_of_a_card)["whole card"]
     assert result.command.startswith("sudo nvidia-smi -i 0 -mig 0")
 

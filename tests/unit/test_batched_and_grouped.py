@@ -23,7 +23,7 @@ def test_bytes_are_those_of_operands_and_result_and_no_others(dtype, out_dtype, 
 
 @given(experts, st.integers(1, 100_000), routings, st.integers(0, 9))
 def test_every_token_falls_to_one_expert(count, tokens, routing, seed):
-    given_out = GroupedProblem(routing=routing, seed=seed).count_expert_tokens(GroupedShape(count, tokens, 8, 8))
+    given_out = GroupedProblem(routing=routing, seed=seed).count_tokens_by_expert(GroupedShape(count, tokens, 8, 8))
     assert len(given_out) == count
     assert sum(given_out) == tokens
     assert min(given_out) >= 0
@@ -31,13 +31,13 @@ def test_every_token_falls_to_one_expert(count, tokens, routing, seed):
 
 @given(experts, st.integers(1, 100_000))
 def test_balanced_experts_differ_by_a_token_at_most(count, tokens):
-    given_out = GroupedProblem().count_expert_tokens(GroupedShape(count, tokens, 8, 8))
+    given_out = GroupedProblem().count_tokens_by_expert(GroupedShape(count, tokens, 8, 8))
     assert max(given_out) - min(given_out) <= 1
 
 
 def test_skewed_experts_follow_zipfs_law_and_the_seed():
     shape = GroupedShape(4, 25, 8, 8)
-    by_seed = [GroupedProblem(routing="skewed", seed=seed).count_expert_tokens(shape) for seed in range(3)]
+    by_seed = [GroupedProblem(routing="skewed", seed=seed).count_tokens_by_expert(shape) for seed in range(3)]
     assert {tuple(sorted(each, reverse=True)) for each in by_seed} == {(12, 6, 4, 3)}
     assert len(set(by_seed)) == 3
 

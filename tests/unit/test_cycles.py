@@ -8,7 +8,7 @@ from mamf.api.measuring import sweep
 from mamf.backend import DeviceInfo, ElapsedTime, Unavailability
 from mamf.files import read_packaged_csv_rows
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
-from mamf.peaks import compute_flop_per_cycle, find_peak
+from mamf.peaks import compute_flop_per_cycle, find_datasheet_rate
 from mamf.plausibility import compute_used_cycle_share, explain_implausible_row, find_flop_per_cycle
 from mamf.testing import Physics, SimulatedBackend
 
@@ -70,7 +70,7 @@ def test_the_table_agrees_with_datasheets(row):
     name, count = units[row["architecture"]]
     dtypes = {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8_e4m3fn", "fp32": "float32", "fp64": "float64"}
     for dtype in row["dtypes"].split():
-        listed = compute_flop_per_cycle(find_peak(name, dtypes.get(dtype, dtype), count), count)
+        listed = compute_flop_per_cycle(find_datasheet_rate(name, dtypes.get(dtype, dtype), count), count)
         assert listed is None or listed == pytest.approx(float(row["flop"]), rel=0.01)
 
 

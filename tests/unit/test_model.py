@@ -11,7 +11,7 @@ from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule, SustainedRegime
 from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import MeasurementRequest, Preset
-from mamf.operations.model.operation import FIELDS_BY_SIZE, TRAINING_PHASES, ModelProblem, ModelShape
+from mamf.operations.model.operation import FIELDS_BY_MODEL_SIZE, TRAINING_PHASES, ModelProblem, ModelShape
 from mamf.plugins.discovery import make_kernel, make_operation
 from mamf.report.kernels import make_part_table
 from mamf.testing import SimulatedModel
@@ -39,7 +39,7 @@ def measured(backend, problem, shape, regime=BurstRegime, kernel=None):
 )
 def test_parameters_are_those_of_the_published_models(size, published):
     """GPT-2's with its 1024 positions, and Llama 3's."""
-    assert ModelProblem(**FIELDS_BY_SIZE[size]).count_parameters(SHAPE) == published
+    assert ModelProblem(**FIELDS_BY_MODEL_SIZE[size]).count_parameters(SHAPE) == published
 
 
 def test_flop_are_those_of_products_and_attention_by_hand():
@@ -52,7 +52,7 @@ def test_flop_are_those_of_products_and_attention_by_hand():
 
 
 def test_a_mixture_counts_its_active_experts_and_holds_all():
-    moe = ModelProblem(**FIELDS_BY_SIZE["moe"])
+    moe = ModelProblem(**FIELDS_BY_MODEL_SIZE["moe"])
     one = replace(moe, active_experts=1)
     expert = 3 * moe.d_model * moe.d_ff * moe.layers
     assert moe.compute_flop(SHAPE) - one.compute_flop(SHAPE) == 2 * SHAPE.token_count * expert
@@ -117,7 +117,7 @@ def test_a_simulated_step_has_its_columns(backend, phase):
 
 
 def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
-    problem = ModelProblem(**FIELDS_BY_SIZE["xl"], phase="step")
+    problem = ModelProblem(**FIELDS_BY_MODEL_SIZE["xl"], phase="step")
     row = measured(backend, problem, SHAPE)
     assert row.status == "unsupported"
     assert "longer than a burst of 10 ms: measure it in the sustained regime" in row.reason
@@ -156,7 +156,7 @@ def test_the_time_that_a_first_launch_compiles_outlasts_no_burst(backend):
     row = measured(backend, ModelProblem(), ModelShape(1, 128), kernel=CompiledLate())
     assert row.ok, row.reason
     assert row.seconds == pytest.approx(measured(backend, ModelProblem(), ModelShape(1, 128)).seconds, rel=0.01)
-    row = measured(backend, ModelProblem(**FIELDS_BY_SIZE["xl"], phase="step"), SHAPE, kernel=CompiledLate())
+    row = measured(backend, ModelProblem(**FIELDS_BY_MODEL_SIZE["xl"], phase="step"), SHAPE, kernel=CompiledLate())
     assert row.status == "unsupported"
     assert "a launch takes 3" not in row.reason, "which is of the second"
 
@@ -172,10 +172,10 @@ def test_a_kernel_is_named_with_its_attention(backend):
         make_kernel(make_operation("bandwidth"), "torch[sdpa]")
 
 
-@pytest.mark.parametrize("size", FIELDS_BY_SIZE)
+@pytest.mark.parametrize("size", FIELDS_BY_MODEL_SIZE)
 def test_the_formula_for_a_training_loop_counts_the_same_work(size):
     """mamf.model_flops of a configuration and the exact count of a step: a causal half is half a token apart."""
-    problem = ModelProblem(**FIELDS_BY_SIZE[size], phase="forward-backward")
+    problem = ModelProblem(**FIELDS_BY_MODEL_SIZE[size], phase="forward-backward")
     config = SimpleNamespace(
         model_type={"gpt2": "gpt2", "llama": "llama", "moe": "mixtral"}[problem.style],
         hidden_size=problem.d_model,

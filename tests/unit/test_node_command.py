@@ -324,7 +324,7 @@ def test_overlap_follows_the_verdict(run, monkeypatch, option, begun):
     commands = []
     monkeypatch.setattr("mamf.cli.commands.node.run_command", commands.append)
     monkeypatch.setattr(
-        "mamf.cli.devices.measure_node_devices", lambda *given: ("logs", NodeRun([0], did_parent_see_end=True), [])
+        "mamf.cli.devices.measure_node_devices", lambda *given: ("logs", NodeRun([0], is_over=True), [])
     )
     assert run("node", "--backend", "simulated", *option)[0] == (0 if "--dry-run" in option else 3)
     assert commands == [["overlap", "--backend", "simulated"]] * begun

@@ -62,7 +62,7 @@ def healthy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("healthy")
     for index, physics in enumerate(HEALTHY):
         measured(folder, index, physics)
-    NodeRun(range(len(HEALTHY)), did_parent_see_end=True).write_run_file(folder)
+    NodeRun(range(len(HEALTHY)), is_over=True).write_run_file(folder)
     return folder
 
 
@@ -138,7 +138,7 @@ def test_an_interrupted_run_blames_no_device_that_had_no_time_to_end_its_log(hea
     NodeRun([0, 1]).write_run_file(tmp_path)
     assert [device.failures for device in read_node_folder(tmp_path)[1]] == [(), ()]
     cut = "its process disappeared or was killed during find"
-    NodeRun([0, 1], did_parent_see_end=True).write_run_file(tmp_path)
+    NodeRun([0, 1], is_over=True).write_run_file(tmp_path)
     assert [device.failures for device in read_node_folder(tmp_path)[1]] == [(cut,), ()]
     NodeRun([0, 1], failures={0: "its process ended early (phase: find): killed by signal 11"}).write_run_file(tmp_path)
     assert [len(device.failures) for device in read_node_folder(tmp_path)[1]] == [1, 0]
@@ -192,9 +192,7 @@ def test_folders_of_several_machines_are_judged_together(healthy, tmp_path, caps
     for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS):
         make_log_path(slow, 1, part).unlink()
     measured(slow, 1, FAULTY["a third of the speed"][0], together=False)
-    NodeRun(range(3), did_parent_see_end=True, separate_measurement_reason="device 9 failed before").write_run_file(
-        slow
-    )
+    NodeRun(range(3), is_over=True, separate_measurement_reason="device 9 failed before").write_run_file(slow)
     reason, devices = read_node_folders([healthy, slow])
     assert (reason, len(devices)) == ("device 9 failed before", 6)
     assert main(["node", "--from", str(healthy), str(slow)]) == 2

@@ -26,9 +26,9 @@ PARAMETERS = get_parameters(Problem)
 
 def test_a_field_declares_its_option_and_default():
     assert "sum" not in PARAMETERS
-    assert (PARAMETERS["rows"].option, PARAMETERS["is_tied"].option) == ("--row-counts", "--is-tied")
+    assert (PARAMETERS["rows"].option_name, PARAMETERS["is_tied"].option_name) == ("--row-counts", "--is-tied")
     assert [PARAMETERS[name].default for name in ("rows", "style", "is_tied", "window")] == ["", "plain", "yes", ""]
-    assert [name for name, each in PARAMETERS.items() if not each.is_readable] == ["extra"]
+    assert [name for name, each in PARAMETERS.items() if not each.accepts_text] == ["extra"]
 
 
 @pytest.mark.parametrize(

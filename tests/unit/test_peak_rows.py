@@ -11,7 +11,7 @@ from mamf import peaks
 from mamf.backend import DeviceInfo
 from mamf.dtypes import DTYPES
 from mamf.operations.bandwidth.operation import BandwidthProblem, BandwidthShape
-from mamf.peaks import compute_max_flops, find_bandwidth, find_peak, read_device_models
+from mamf.peaks import compute_max_flops, find_datasheet_bandwidth, find_datasheet_rate, read_device_models
 from mamf.plugins.discovery import make_operation
 
 ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
@@ -64,7 +64,7 @@ def test_a_device_finds_its_own_rows(device, name, units):
 )
 def test_names_that_cannot_be_told_apart_match_nothing(name, units):
     assert rows_found(name, units) == ()
-    assert find_bandwidth(name, units) is None
+    assert find_datasheet_bandwidth(name, units) is None
 
 
 # -- unverified figures ------------------------------------------------------------------------------------------------
@@ -83,7 +83,7 @@ def test_an_unverified_figure_is_shown_as_such_and_bounds_nothing(device, name, 
     info = DeviceInfo("x", 0, name, "x", compute_units=units)
     unverified = {row.dtype for row in rows_found(name, units) if row.verified_figures == "no"}
     for dtype, known in DTYPES.items():
-        peak = find_peak(name, dtype, units)
+        peak = find_datasheet_rate(name, dtype, units)
         if peak is None:
             continue
         assert peak.is_verified is (known.datasheet_dtype not in unverified)
@@ -93,9 +93,9 @@ def test_an_unverified_figure_is_shown_as_such_and_bounds_nothing(device, name, 
 
 
 def test_an_unverified_bandwidth_bounds_nothing():
-    assert find_bandwidth("TPU v6 lite") == pytest.approx(1.64e12)
-    assert find_bandwidth("TPU v6 lite", must_be_verified=True) is None
-    assert find_bandwidth("NVIDIA H200", must_be_verified=True) == pytest.approx(4.8e12)
+    assert find_datasheet_bandwidth("TPU v6 lite") == pytest.approx(1.64e12)
+    assert find_datasheet_bandwidth("TPU v6 lite", must_be_verified=True) is None
+    assert find_datasheet_bandwidth("NVIDIA H200", must_be_verified=True) == pytest.approx(4.8e12)
     tpu = DeviceInfo("x", 0, "TPU v6 lite", "x", cache_bytes=2**20)
     shape = BandwidthShape(2**30)
     assert make_operation("bandwidth").find_max_possible_rate(tpu, BandwidthProblem(), shape) is None

@@ -108,7 +108,7 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     folder, run, devices = device_processes.measure_node_devices(options, indices)
     exit_code = _print_verdict(options, run.separate_measurement_reason, devices, baseline)
     print_line(f"logs: {folder}", sys.stderr)
-    if not run.did_parent_see_end:
+    if not run.is_over:
         return INTERRUPTED_EXIT_CODE
     if options.overlap:
         run_command(["overlap", "--backend", options.backend, *(["--dtype", options.dtype] if options.dtype else [])])

@@ -73,7 +73,7 @@ class ReferenceDistance:
         return compute_max_error(error for name, error in self.relative_errors.items() if name != "o")
 
 
-def measure_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
+def compute_reference_distance(comparisons: Iterable[tuple[str, torch.Tensor, torch.Tensor]]) -> ReferenceDistance:
     """Measure how far results are from the reference.
 
     ``comparisons``: for each compared part of a result, the name of the result (``o``, ``dq``, ``dk`` or ``dv``), the
@@ -154,7 +154,7 @@ def compare_edge_heads(
     ``operands``: q, k, v and, for a backward pass, do. ``results``: o and, for a backward pass, dq, dk and dv. Each
     tensor has the shape [batch, heads, sequence, head dimension].
     """
-    return measure_distance(
+    return compute_reference_distance(
         (name, view_heads(results[name], shape, batch, kv_slice), expected)
         for batch, kv_slice in find_edge_heads(shape)
         for name, expected in compute_reference_attention(shape, operands, batch, kv_slice).items()
@@ -185,7 +185,7 @@ def compare_rows(
     chunks = itertools.product(range(shape.batch), range(0, shape.kv_heads, heads_per_chunk))
     heads = [(b, slice(kv, kv + heads_per_chunk)) for b, kv in chunks] if covers_all_heads else find_edge_heads(shape)
     with use_float32_precision("highest"):
-        return measure_distance(
+        return compute_reference_distance(
             (name, view_heads(results[name], shape, batch, kv_slice)[:, :, rows], expected)
             for batch, kv_slice in heads
             for name, expected in compute_reference_attention(shape, operands, batch, kv_slice, rows).items()
@@ -218,7 +218,7 @@ def compare_rows_on_host(
         expected = compute_reference_attention(
             head_shape, dict(zip(operands, head_operands, strict=True)), 0, slice(0, 1), rows
         )
-        return measure_distance([("o", output[:, :, rows], expected["o"])])
+        return compute_reference_distance([("o", output[:, :, rows], expected["o"])])
 
 
 def compute_key_sum_error(

@@ -219,7 +219,7 @@ def _sum_clamped_integers(last: int, max_value: int) -> int:
     return unclamped_count * (unclamped_count + 1) // 2 + max(last - max_value, 0) * max_value
 
 
-def _read_sparsity(text: str) -> float:
+def _parse_sparsity(text: str) -> float:
     """Read a sparsity from 0 up to, but not including, 1, such as ``0.5`` or ``50%``. Raises UsageError for other
     text.
     """
@@ -271,7 +271,7 @@ class AttentionProblem(CheckedProblem):
             "share of the key blocks in the generated inputs that hardly affect the result; for kernels that skip such "
             "blocks",
             default="0",
-            parse_text=_read_sparsity,
+            parse_text=_parse_sparsity,
             metavar="SHARE",
         ),
     )

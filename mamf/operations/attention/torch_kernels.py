@@ -20,7 +20,7 @@ from mamf.errors import get_first_message_line
 from mamf.operations.attention.attention_reference import yield_row_blocks
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_attention import PORTABLE_COMMAND, TorchAttention
-from mamf.operations.compilation import compile_for_shape, keep_backward_buffers
+from mamf.operations.compilation import compile_with_static_shapes, keep_backward_buffers
 from mamf.operations.operand_sets import split_buffers_into_sets, take_pool_buffers
 from mamf.torch_backend import TorchBackend, require_free_memory
 
@@ -217,7 +217,9 @@ class CompiledEagerAttention(EagerAttention):
     def bind_operands(
         self, backend: Backend, problem: AttentionProblem, shape: AttentionShape
     ) -> Callable[..., torch.Tensor]:
-        return compile_for_shape(super().bind_operands(backend, problem, shape), options={"pattern_matcher": False})
+        return compile_with_static_shapes(
+            super().bind_operands(backend, problem, shape), options={"pattern_matcher": False}
+        )
 
 
 # -- FlexAttention -----------------------------------------------------------------------------------------------------
@@ -278,7 +280,7 @@ class FlexAttention(TorchAttention):
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, enable_gqa=has_groups)
 
-        return compile_for_shape(attend)
+        return compile_with_static_shapes(attend)
 
 
 def make_flex_block_mask(shape: AttentionShape, device: torch.device) -> Any:

@@ -27,17 +27,17 @@ from mamf.errors import UsageError, parse_digits, parse_size, require_whole_numb
 from mamf.kernel import Buffer, Kernel, ProblemT, ShapeT, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
 from mamf.operation import CheckedProblem, Operation, describe
-from mamf.peaks import find_bandwidth
+from mamf.peaks import find_datasheet_bandwidth
 
 #: The arrays that a pass reads, by access pattern. The names are those in STREAM. All patterns except ``read`` write
 #: the array ``a``.
-READ_ARRAYS_BY_PATTERN: Mapping[str, tuple[str, ...]] = {
+SOURCE_ARRAYS_BY_PATTERN: Mapping[str, tuple[str, ...]] = {
     "copy": ("b",),
     "read": ("b",),
     "write": (),
     "triad": ("b", "c"),
 }
-ACCESS_PATTERNS = tuple(READ_ARRAYS_BY_PATTERN)
+ACCESS_PATTERNS = tuple(SOURCE_ARRAYS_BY_PATTERN)
 _FORMULA_BY_PATTERN = {"copy": "a = b", "read": "sum of b", "write": "a = s", "triad": "a = b + s*c"}
 _FLOP_PER_ELEMENT_BY_PATTERN = {"copy": 0, "read": 1, "write": 0, "triad": 2}
 #: The number of arrays of ``triad``, the access pattern with the most arrays.
@@ -132,7 +132,7 @@ class BandwidthProblem(CheckedProblem):
     @property
     def array_names(self) -> tuple[str, ...]:
         """The names of the pattern's arrays: first the array that a pass writes, if any, then the arrays it reads."""
-        return (*(() if self.pattern == "read" else ("a",)), *READ_ARRAYS_BY_PATTERN[self.pattern])
+        return (*(() if self.pattern == "read" else ("a",)), *SOURCE_ARRAYS_BY_PATTERN[self.pattern])
 
     def count_elements(self, shape: BandwidthShape) -> int:
         """Return the number of elements in each array."""
@@ -161,7 +161,7 @@ class BandwidthProblem(CheckedProblem):
         """Return one device buffer per array. A buffer contains the arrays of all operand sets, one after another."""
         elements = round_up_to_alignment(self.count_elements(shape)) * self.limit_operand_set_count(shape, sets)
         return {
-            name: Buffer(elements, self.dtype, name in READ_ARRAYS_BY_PATTERN[self.pattern])
+            name: Buffer(elements, self.dtype, name in SOURCE_ARRAYS_BY_PATTERN[self.pattern])
             for name in self.array_names
         }
 
@@ -241,7 +241,7 @@ class BandwidthOperation(ByteSizedOperation[BandwidthProblem, BandwidthShape]):
 
     def find_peak_rate(self, info: DeviceInfo, problem: BandwidthProblem) -> float | None:
         """Return the memory bandwidth in the datasheet, reads plus writes, in bytes per second; None if unknown."""
-        return find_bandwidth(info.name, info.compute_units)
+        return find_datasheet_bandwidth(info.name, info.compute_units)
 
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
         """Return whether a measurement of this shape may become a ceiling, the highest confirmed rate of the device.
@@ -269,7 +269,7 @@ def get_max_memory_rate(info: DeviceInfo, nbytes: int) -> float | None:
 
     Return None if the datasheet or the size of the cache is unknown, or if a cache may serve most of the bytes.
     """
-    peak = find_bandwidth(info.name, info.compute_units, must_be_verified=True)
+    peak = find_datasheet_bandwidth(info.name, info.compute_units, must_be_verified=True)
     if peak is None or not info.cache_bytes or nbytes < _MIN_TRAFFIC_TO_CACHE_RATIO * info.cache_bytes:
         return None
     return _MAX_DATASHEET_RATIO * peak * nbytes / (nbytes - info.cache_bytes)

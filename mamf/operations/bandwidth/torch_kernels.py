@@ -21,7 +21,7 @@ from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.bandwidth.operation import (
-    READ_ARRAYS_BY_PATTERN,
+    SOURCE_ARRAYS_BY_PATTERN,
     BandwidthKernel,
     BandwidthProblem,
     BandwidthShape,
@@ -72,7 +72,7 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
     ) -> OperandSet:
         arrays = {name: buffers[name][: problem.count_elements(shape)] for name in problem.array_names}
         launch, output, count_per_element = self.bind_operands(backend, problem, arrays)
-        operands = [arrays[name] for name in READ_ARRAYS_BY_PATTERN[problem.pattern]]
+        operands = [arrays[name] for name in SOURCE_ARRAYS_BY_PATTERN[problem.pattern]]
         if problem.pattern == "read":
             device = torch.device("cpu") if backend.explain_unsupported_dtype("float64") else output.device
             verify = make_sum_check(operands[0], output, count_per_element, device)

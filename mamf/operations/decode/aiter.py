@@ -6,11 +6,11 @@ import torch
 
 from mamf.operations.attention.aiter import AiterLibrary
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
+from mamf.operations.decode.torch_decode import CacheTables, LibraryDecodeKernel, PlannedKernel, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
-class AiterKvcache(AiterLibrary, LibraryDecode):
+class AiterKvcache(AiterLibrary, LibraryDecodeKernel):
     name = "aiter-kvcache"
     function_name = "mha_batch_prefill_func"
     supports_contiguous_cache = False
@@ -18,7 +18,7 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> ReadyKernel:
+    ) -> PlannedKernel:
         function = self.import_library_quietly()
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
@@ -36,10 +36,10 @@ class AiterKvcache(AiterLibrary, LibraryDecode):
                 kv_last_page_lens=tables.last_page_lengths,
             )
 
-        return ReadyKernel(attend)
+        return PlannedKernel(attend)
 
 
-class AiterMla(AiterLibrary, LibraryDecode):
+class AiterMla(AiterLibrary, LibraryDecodeKernel):
     """AITER's decode kernel for MLA, where the cache has one latent vector per token instead of keys and values.
 
     Each launch allocates the output, because AITER's function does not.
@@ -49,12 +49,12 @@ class AiterMla(AiterLibrary, LibraryDecode):
     module_name = "aiter.mla"
     function_name = "mla_decode_fwd"
     supports_contiguous_cache = False
-    supports_latent = True
+    supports_latent_cache = True
     head_dims = ()
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> ReadyKernel:
+    ) -> PlannedKernel:
         function = self.import_library_quietly()
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
@@ -74,4 +74,4 @@ class AiterMla(AiterLibrary, LibraryDecode):
             )
             return output
 
-        return ReadyKernel(attend)
+        return PlannedKernel(attend)

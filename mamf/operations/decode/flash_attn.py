@@ -14,11 +14,11 @@ import torch
 
 from mamf.operations.attention.flash_attn import FlashAttention2Library, FlashAttention3Library
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
+from mamf.operations.decode.torch_decode import CacheTables, LibraryDecodeKernel, PlannedKernel, view_as_pages
 from mamf.torch_backend import TorchBackend
 
 
-class _FlashKvcacheKernel(LibraryDecode):
+class _FlashKvcacheKernel(LibraryDecodeKernel):
     #: The name of the library's keyword argument for the page table.
     page_table_keyword: str
     #: Whether ``flash_attn_with_kvcache`` supports sequences with different numbers of queries, that is, whether it has
@@ -27,7 +27,7 @@ class _FlashKvcacheKernel(LibraryDecode):
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> ReadyKernel:
+    ) -> PlannedKernel:
         module, is_paged = self.import_library_quietly(), shape.page_size is not None
         options: dict[str, Any] = {"causal": shape.queries > 1, "softmax_scale": shape.score_scale}
         if is_paged:
@@ -39,14 +39,14 @@ class _FlashKvcacheKernel(LibraryDecode):
                 options["cache_seqlens"] = tables.sequence_lengths
             if not shape.has_equal_query_counts:
                 options |= {"cu_seqlens_q": tables.query_starts, "max_seqlen_q": shape.queries}
-            return ReadyKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
+            return PlannedKernel(partial(_attend_with_kvcache, module.flash_attn_with_kvcache, options, shape))
         options |= {
             "cu_seqlens_q": tables.query_starts,
             "cu_seqlens_k": tables.token_starts,
             "max_seqlen_q": shape.queries,
             "max_seqlen_k": shape.cache_len,
         }
-        return ReadyKernel(partial(_attend_varlen, module.flash_attn_varlen_func, options, shape))
+        return PlannedKernel(partial(_attend_varlen, module.flash_attn_varlen_func, options, shape))
 
 
 def _attend_with_kvcache(
@@ -82,7 +82,7 @@ class FlashAttention3Kvcache(FlashAttention3Library, _FlashKvcacheKernel):
     page_table_keyword = "page_table"
     alternative_nvidia_install_command = "mamf attention --operation decode --kernel flash-attn-2-kvcache"
     supports_ragged_kvcache_queries = True
-    supports_latent = True
+    supports_latent_cache = True
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
         if shape.is_latent and (shape.page_size is None and shape.lengths != "equal"):

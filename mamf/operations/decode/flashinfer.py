@@ -16,7 +16,7 @@ import torch
 
 from mamf.operations.attention.torch_attention import NO_MAX_CAPABILITY
 from mamf.operations.decode.operation import SAME_AS_QUERIES, DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import CacheTables, LibraryDecode, ReadyKernel, view_as_pages
+from mamf.operations.decode.torch_decode import CacheTables, LibraryDecodeKernel, PlannedKernel, view_as_pages
 from mamf.torch_backend import TorchBackend, get_torch_dtype
 
 #: The size of FlashInfer's workspace in bytes, as in vLLM. FlashInfer's examples use a smaller workspace, which is too
@@ -26,7 +26,7 @@ _WORKSPACE_BYTES = 384 * 2**20
 _MIN_HEADS_PER_KV_HEAD_FOR_TENSOR_CORES = 4
 
 
-class _FlashInferKernel(LibraryDecode):
+class _FlashInferKernel(LibraryDecodeKernel):
     """The base class of FlashInfer's kernels. The first call that plans a kernel also compiles the kernel."""
 
     library_name = "FlashInfer"
@@ -55,7 +55,7 @@ class _FlashInferKernel(LibraryDecode):
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> ReadyKernel:
+    ) -> PlannedKernel:
         workspace = torch.zeros(_WORKSPACE_BYTES, dtype=torch.uint8, device=backend.device)
         wrapper, plan = self.make_wrapper_and_planner(self.import_library_quietly(), problem, shape, tables, workspace)
         plan()  # Plan once before timing, because the first call also compiles the kernel.
@@ -63,7 +63,7 @@ class _FlashInferKernel(LibraryDecode):
         start_seconds = backend.now()
         plan()
         seconds = backend.now() - start_seconds
-        return ReadyKernel(
+        return PlannedKernel(
             partial(self.launch_planned_attention, wrapper, shape), {"planning_us": round(seconds * 1e6, 1)}
         )
 
@@ -144,7 +144,7 @@ class FlashInferPrefill(_FlashInferKernel):
 
 class FlashInferMla(_FlashInferKernel):
     name = "flashinfer-mla"
-    supports_latent = True
+    supports_latent_cache = True
     head_dims = ()
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:

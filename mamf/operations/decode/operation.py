@@ -23,7 +23,7 @@ from mamf.kernel import Buffer, Kernel, Work, round_up_to_alignment
 from mamf.measurement import TERA, Measurement
 from mamf.operation import DERIVED_METADATA, CheckedProblem, Operation, Preset, describe, draw_sizes, yield_combinations
 from mamf.operations.attention.operation import HeadDims
-from mamf.peaks import compute_max_flops, find_bandwidth
+from mamf.peaks import compute_max_flops, find_datasheet_bandwidth
 
 #: The distributions of sequence lengths, by the letter that represents each distribution in the text of a shape.
 LENGTH_DISTRIBUTION_BY_LETTER: Mapping[str, str] = {"": "equal", "u": "uniform", "t": "tail"}
@@ -306,7 +306,7 @@ class DecodeProblem(CheckedProblem):
         return sets * self.compute_work(shape).nbytes
 
 
-_DEFAULT_BATCH_AND_CACHE: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
+_DEFAULT_BATCH_AND_CACHE_SIZES: Mapping[str, Sequence[object]] = {"batch": (64,), "cache_len": (1024, 8192, 32768)}
 _LLAMA_8B_SIZES: Mapping[str, Sequence[object]] = {
     "heads": (32,),
     "kv_heads": (8,),
@@ -316,12 +316,12 @@ _PRESET_PAGE_SIZES = (None, 16)
 
 DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
     "llama-8b-decode": Preset(
-        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE, "batch": (8, 64), "page_size": _PRESET_PAGE_SIZES}
+        sizes={**_LLAMA_8B_SIZES, **_DEFAULT_BATCH_AND_CACHE_SIZES, "batch": (8, 64), "page_size": _PRESET_PAGE_SIZES}
     ),
     "llama-70b-decode": Preset(
         sizes={
             **_LLAMA_8B_SIZES,
-            **_DEFAULT_BATCH_AND_CACHE,
+            **_DEFAULT_BATCH_AND_CACHE_SIZES,
             "heads": (64,),
             "batch": (8, 64),
             "page_size": _PRESET_PAGE_SIZES,
@@ -329,7 +329,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
     ),
     "deepseek-v3-decode": Preset(
         sizes={
-            **_DEFAULT_BATCH_AND_CACHE,
+            **_DEFAULT_BATCH_AND_CACHE_SIZES,
             "batch": (16, 128),
             "heads": (128,),
             "kv_heads": (1,),
@@ -353,7 +353,7 @@ DECODE_PRESETS: Mapping[str, Preset[DecodeShape]] = {
     "ragged-decode": Preset(
         sizes={
             **_LLAMA_8B_SIZES,
-            **_DEFAULT_BATCH_AND_CACHE,
+            **_DEFAULT_BATCH_AND_CACHE_SIZES,
             "lengths": ("uniform", "tail"),
             "cache_len": (32768,),
             "page_size": (16,),
@@ -451,7 +451,7 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
 
     def find_peak_rate(self, info: DeviceInfo, problem: DecodeProblem) -> float | None:
         """Return the memory bandwidth in the device's datasheet in bytes/s, or None if it is not known."""
-        return find_bandwidth(info.name, info.compute_units)
+        return find_datasheet_bandwidth(info.name, info.compute_units)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
         """Return additional columns of a report: TFLOPS, the microseconds that the kernel takes for one cache, the

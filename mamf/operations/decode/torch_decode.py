@@ -1,6 +1,6 @@
 """Prepare and verify decode kernels on torch tensors: make operands, tables of the cache and graphs, and check outputs.
 
-A kernel derives from ``TorchDecode``, declares which caches it supports, and implements ``bind_operands``.
+A kernel derives from ``TorchDecodeKernel``, declares which caches it supports, and implements ``bind_operands``.
 ``SdpaKvcache`` in torch_kernels.py is the shortest example.
 
 mamf compares outputs with the reference of the operation attention, one sequence at a time. It compares the whole
@@ -25,8 +25,8 @@ from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.kernel import Prepared, Verdict
 from mamf.operations.attention.attention_reference import (
     compute_reference_attention,
+    compute_reference_distance,
     judge_distance,
-    measure_distance,
 )
 from mamf.operations.attention.operation import AttentionShape
 from mamf.operations.attention.torch_attention import ERROR_BOUND_BY_DTYPE, KernelLibrary, describe_head_dims
@@ -56,7 +56,7 @@ from mamf.torch_backend import TorchBackend
 
 
 @dataclass(frozen=True)
-class ReadyKernel:
+class PlannedKernel:
     """A kernel that is compiled and planned for one shape.
 
     - ``attend``: launches the kernel, given q [queries, heads, head_dim], k [positions, kv_heads, head_dim] and v
@@ -69,14 +69,14 @@ class ReadyKernel:
     details: Mapping[str, float | str] = field(default_factory=dict)
 
 
-class TorchDecode(DecodeKernel):
+class TorchDecodeKernel(DecodeKernel):
     """A decode kernel on torch tensors. Derived classes implement ``bind_operands`` and declare what they support.
 
     - ``supports_contiguous_cache``, ``supports_pages``: whether the kernel supports a contiguous and a paged cache.
     - ``page_size_multiple``: the page size, in tokens, must be a multiple of this number.
     - ``supports_ragged_lengths``: whether the sequences of a batch may differ in length.
     - ``supports_ragged_queries``: whether the sequences of a batch may differ in their number of queries.
-    - ``supports_latent``: whether the kernel supports a cache with one latent vector per token (MLA).
+    - ``supports_latent_cache``: whether the kernel supports a cache with one latent vector per token (MLA).
     - ``max_queries``: the largest number of queries per sequence; None if there is no limit.
     - ``head_dims``: the supported head dimensions of separate keys and values; empty if only latents are supported.
     """
@@ -86,7 +86,7 @@ class TorchDecode(DecodeKernel):
     page_size_multiple: ClassVar[int] = 1
     supports_ragged_lengths: ClassVar[bool] = True
     supports_ragged_queries: ClassVar[bool] = True
-    supports_latent: ClassVar[bool] = False
+    supports_latent_cache: ClassVar[bool] = False
     max_queries: ClassVar[int | None] = None
     head_dims: ClassVar[Sequence[int]] = range(8, 257, 8)
 
@@ -96,7 +96,7 @@ class TorchDecode(DecodeKernel):
     @abstractmethod
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> ReadyKernel:
+    ) -> PlannedKernel:
         """Plan and compile the kernel for one shape, and return the kernel that is ready to run.
 
         The kernel's output may have any shape, but its elements must be in the order of [queries, heads, head_dim_v].
@@ -126,7 +126,7 @@ class TorchDecode(DecodeKernel):
                 max_queries is not None and shape.queries > max_queries,
                 f"supports at most {max_queries} new tokens per sequence: use --query-lens {max_queries}",
             ),
-            (shape.is_latent and not self.supports_latent, "does not support a latent cache: remove --latent"),
+            (shape.is_latent and not self.supports_latent_cache, "does not support a latent cache: remove --latent"),
             (
                 not shape.is_latent and not self.head_dims,
                 "needs a latent cache: use --latent --kv-heads 1 --head-dims 576/512",
@@ -153,9 +153,9 @@ class TorchDecode(DecodeKernel):
         set_count = sets * problem.count_kernel_launches(shape)
         buffer_sets = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), set_count)
         tables = make_cache_tables(problem, shape, backend.device)
-        ready_kernel = self.bind_operands(backend, problem, shape, tables)
+        planned_kernel = self.bind_operands(backend, problem, shape, tables)
         operand_sets = [
-            PreparedDecode(self, problem, shape, tables, buffers, ready_kernel).make_operand_set()
+            PreparedDecode(self, problem, shape, tables, buffers, planned_kernel).make_operand_set()
             for buffers in buffer_sets
         ]
         if problem.graph:
@@ -172,7 +172,7 @@ def view_as_pages(shape: DecodeShape, cache: torch.Tensor) -> torch.Tensor:
     return cache.view(-1, shape.page_size or shape.cache_len, *cache.shape[1:])
 
 
-class LibraryDecode(KernelLibrary, TorchDecode):
+class LibraryDecodeKernel(KernelLibrary, TorchDecodeKernel):
     """A decode kernel from a library of a vendor or a third party."""
 
     portable_install_command = "mamf attention --operation decode --kernel sdpa-kvcache"
@@ -183,17 +183,17 @@ class PreparedDecode:
 
     def __init__(
         self,
-        kernel: TorchDecode,
+        kernel: TorchDecodeKernel,
         problem: DecodeProblem,
         shape: DecodeShape,
         tables: CacheTables,
         buffers: Mapping[str, torch.Tensor],
-        ready_kernel: ReadyKernel,
+        planned_kernel: PlannedKernel,
     ) -> None:
-        self._shape, self._tables, self._ready_kernel = shape, tables, ready_kernel
+        self._shape, self._tables, self._planned_kernel = shape, tables, planned_kernel
         self._tolerance = ERROR_BOUND_BY_DTYPE[problem.dtype]
         version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
-        self._details = {**ready_kernel.details, **version}
+        self._details = {**planned_kernel.details, **version}
         sizes = draw_sequence_sizes(shape, problem.seed)
         q = view_as(buffers["q"], sum(sizes.query_counts), shape.heads, shape.head_dim)
         k = view_as(buffers["k"], sizes.cache_slot_count, shape.kv_heads, shape.head_dim)
@@ -204,7 +204,7 @@ class PreparedDecode:
 
     def make_operand_set(self) -> OperandSet:
         signs = SignFlipper(join_rows(self._operands["k" if self._shape.is_latent else "v"]))
-        launch = partial(torch.no_grad()(self._ready_kernel.attend), *self._operands.values())
+        launch = partial(torch.no_grad()(self._planned_kernel.attend), *self._operands.values())
         return OperandSet(
             launch,
             self.verify,
@@ -246,7 +246,7 @@ class PreparedDecode:
             for start in range(0, shape.kv_heads, heads_per_chunk):
                 expected = compute_sequence_attention(shape, q, k, v, slice(start, start + heads_per_chunk))
                 comparisons.append(("o", output[rows, start * group : (start + heads_per_chunk) * group], expected))
-        return judge_distance(measure_distance(comparisons), self._tolerance)
+        return judge_distance(compute_reference_distance(comparisons), self._tolerance)
 
     def _judge_one_kv_head_on_host(self, output: torch.Tensor) -> Verdict | None:
         """Compare the output for a random kv head of a random sequence with a reference that the host computes.
@@ -268,7 +268,7 @@ class PreparedDecode:
         )
         with use_one_torch_thread():
             expected = compute_sequence_attention(head_shape, q, k, v, rows=last_rows)
-            distance = measure_distance([("o", output[rows, heads].cpu()[last_rows], expected)])
+            distance = compute_reference_distance([("o", output[rows, heads].cpu()[last_rows], expected)])
             return judge_distance(distance, self._tolerance)
 
 

@@ -11,13 +11,13 @@ from torch.nn.functional import scaled_dot_product_attention
 from mamf.backend import Backend, Unavailability
 from mamf.operations.attention.torch_attention import NO_BACKEND_ERROR_TEXTS
 from mamf.operations.attention.torch_kernels import explain_flex_attention_unavailability
-from mamf.operations.compilation import compile_for_shape
+from mamf.operations.compilation import compile_with_static_shapes
 from mamf.operations.decode.operation import DecodeProblem, DecodeShape
-from mamf.operations.decode.torch_decode import CacheTables, ReadyKernel, TorchDecode
+from mamf.operations.decode.torch_decode import CacheTables, PlannedKernel, TorchDecodeKernel
 from mamf.torch_backend import TorchBackend
 
 
-class SdpaKvcache(TorchDecode):
+class SdpaKvcache(TorchDecodeKernel):
     """Call scaled_dot_product_attention on a contiguous cache of sequences of equal length. torch chooses the backend.
 
     Decode needs a causal mask that is aligned to the bottom right, but torch aligns it to the top left. The two masks
@@ -29,7 +29,7 @@ class SdpaKvcache(TorchDecode):
     dtypes = ("bfloat16", "float16", "float32", "float64")
     supports_pages = False
     supports_ragged_lengths = False
-    supports_latent = True
+    supports_latent_cache = True
     head_dims = range(8, 513, 8)
 
     def explain_unsupported_shape(self, problem: DecodeProblem, shape: DecodeShape) -> str | None:
@@ -42,7 +42,7 @@ class SdpaKvcache(TorchDecode):
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> ReadyKernel:
+    ) -> PlannedKernel:
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
             q, k, v = (each.unflatten(0, (shape.batch, -1)).transpose(1, 2) for each in (q, k, v))
             has_groups, is_causal = shape.heads_per_kv_head > 1, shape.queries > 1
@@ -51,14 +51,14 @@ class SdpaKvcache(TorchDecode):
             )
             return output.transpose(1, 2)
 
-        return ReadyKernel(attend)
+        return PlannedKernel(attend)
 
 
 #: The number of keys in the smallest block that FlexAttention supports on all cards.
 _MIN_BLOCK_KEYS = 128
 
 
-class FlexKvcache(TorchDecode):
+class FlexKvcache(TorchDecodeKernel):
     """The kernel FlexAttention over a paged cache, with the page table in its block mask.
 
     mamf compiles the kernel on accelerators, but not on a CPU.
@@ -87,7 +87,7 @@ class FlexKvcache(TorchDecode):
 
     def bind_operands(
         self, backend: TorchBackend, problem: DecodeProblem, shape: DecodeShape, tables: CacheTables
-    ) -> ReadyKernel:
+    ) -> PlannedKernel:
         from torch.nn.attention.flex_attention import flex_attention
 
         mask, has_groups = make_block_mask(shape, tables), shape.heads_per_kv_head > 1
@@ -95,13 +95,13 @@ class FlexKvcache(TorchDecode):
         def attend_pages(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
             return flex_attention(q, k, v, block_mask=mask, scale=shape.score_scale, enable_gqa=has_groups)
 
-        compiled = compile_for_shape(attend_pages) if backend.is_accelerator else attend_pages
+        compiled = compile_with_static_shapes(attend_pages) if backend.is_accelerator else attend_pages
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
             q = q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
             return compiled(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None]).transpose(1, 2)
 
-        return ReadyKernel(attend)
+        return PlannedKernel(attend)
 
 
 def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:

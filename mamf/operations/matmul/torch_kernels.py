@@ -13,7 +13,7 @@ from functools import partial
 import torch
 
 from mamf.backend import Backend, Unavailability
-from mamf.operations.compilation import compile_for_shape
+from mamf.operations.compilation import compile_with_static_shapes
 from mamf.operations.freivalds import MatmulPart
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul_operands import (
@@ -103,7 +103,7 @@ class CompiledTorchMm(TorchMm):
         def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             return torch.mm(left, right)
 
-        return partial(compile_for_shape(multiply, mode="max-autotune-no-cudagraphs"), a, b), 1.0
+        return partial(compile_with_static_shapes(multiply, mode="max-autotune-no-cudagraphs"), a, b), 1.0
 
 
 class TunableOp(TorchMm):

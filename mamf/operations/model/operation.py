@@ -30,7 +30,7 @@ TRAINING_PHASES: tuple[str, ...] = get_args(TrainingPhase)
 FLOP_FACTORS_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
 #: For each phase of a training step: the minimum number of bytes that the phase reads or writes, as a multiple of the
 #: bytes of the parameters; and a text that says which data this is.
-_MOVED_BYTES_BY_PHASE: Mapping[str, tuple[int, str]] = {
+_PARAMETER_TRAFFIC_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
     "step": (4, "parameters, gradients and optimizer state once"),
@@ -208,7 +208,7 @@ class ModelProblem(CheckedProblem):
     # -- FLOP and bytes ----------------------------------------------------------------------------------------------
 
     def compute_work(self, shape: ModelShape) -> Work:
-        copy_count, moved_data = _MOVED_BYTES_BY_PHASE[self.phase]
+        copy_count, moved_data = _PARAMETER_TRAFFIC_BY_PHASE[self.phase]
         convention = (
             "model FLOP of matmuls and attention, logits counted, embeddings 0, masked pairs not counted, "
             f"backward twice the forward, nothing recomputed; bytes of {self.phase}: {moved_data}"
@@ -240,7 +240,7 @@ def _make_preset_fields(
 
 #: For each value of --size, the fields of ModelProblem that it sets. The models are GPT-2 and Llama 3 in several sizes,
 #: and a mixture of experts that is as wide as the small GPT-2.
-FIELDS_BY_SIZE: Mapping[str, Mapping[str, Any]] = {
+FIELDS_BY_MODEL_SIZE: Mapping[str, Mapping[str, Any]] = {
     "small": _make_preset_fields("gpt2", 768, 3072, 12, 12, 12),
     "medium": _make_preset_fields("gpt2", 1024, 4096, 24, 16, 16),
     "large": _make_preset_fields("gpt2", 1280, 5120, 36, 20, 20),
@@ -313,7 +313,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
         """Return the presets by name. Each preset sets the fields of ModelProblem to the sizes of one model."""
         return {
             size: Preset(fields={name: (value,) for name, value in preset_fields.items()})
-            for size, preset_fields in FIELDS_BY_SIZE.items()
+            for size, preset_fields in FIELDS_BY_MODEL_SIZE.items()
         }
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -360,7 +360,7 @@ class ModelOperation(FlopOperation[ModelProblem, ModelShape]):
 
     def describe_problem(self, problem: ModelProblem) -> Sequence[str]:
         """Return texts for titles of reports. Name known models, such as ``Llama 3 1B``, instead of listing sizes."""
-        for size, preset_fields in FIELDS_BY_SIZE.items():
+        for size, preset_fields in FIELDS_BY_MODEL_SIZE.items():
             if problem.style in _FAMILY_BY_STYLE and all(
                 getattr(problem, name) == value for name, value in preset_fields.items()
             ):

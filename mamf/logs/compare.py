@@ -46,15 +46,13 @@ from mamf.logs.compared_rows import (
     SEPARATE_RUNS,
     ComparedRow,
     PairingFields,
-    PooledRows,
-    RowChange,
     RunOrder,
     average_compared_rows,
     find_run_order,
     is_search_log,
     list_compared_rows,
-    pool_rows,
 )
+from mamf.logs.pooling import PooledRows, RowChange, pool_rows
 from mamf.logs.run_log import RunLog
 from mamf.machine.environment import describe_environment
 from mamf.measurement import NotebookTable, group_pairs
@@ -327,9 +325,13 @@ def add_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Co
     """
     pairs = tuple(replace(pair, run_order=run_order, row_count=len(comparison.pairs)) for pair in comparison.pairs)
     regimes = group_pairs((pair.pairing_fields.get("regime", "all regimes"), pair) for pair in pairs)
-    # Pool only rows that both sides measured on the same device, and only if a regime has several of them.
-    pairs_of_one_device = {regime: [pair for pair in rows if pair.is_same_device] for regime, rows in regimes.items()}
-    changes = {regime: [pair.change for pair in rows] for regime, rows in pairs_of_one_device.items() if len(rows) > 1}
+    # Pool only rows with known intervals that both sides measured on the same device, and only if a regime has several
+    # of them.
+    changes_by_regime = {
+        regime: [pair.change for pair in rows if pair.is_same_device and pair.has_known_intervals]
+        for regime, rows in regimes.items()
+    }
+    changes = {regime: rows for regime, rows in changes_by_regime.items() if len(rows) > 1}
     chance = FALSE_ALARM_CHANCE / 2 / max(1, len(changes))
     pooled_rows = tuple(pool_rows(str(regime), rows, run_order, chance) for regime, rows in changes.items())
     return replace(comparison, pairs=pairs, run_order=run_order, pooled_rows=pooled_rows)

@@ -40,25 +40,16 @@ from mamf.statistics import (
     Interval,
     compute_median_ignoring_none,
     compute_run_error,
-    compute_student_t_quantile,
 )
 
 #: The probability that a comparison of equal runs reports a regression. Half of it is for the tests of single rows, and
 #: half for the tests of pooled rows (all rows of a regime together).
 FALSE_ALARM_CHANCE = 0.01
-#: The tolerance for the mean loss of speed of all rows, as a share of the tolerance for a single row.
-POOLED_TOLERANCE_SHARE = 0.25
 #: The largest exponent for math.exp, which overflows above 709. A manipulated log can lead to larger exponents.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
 # After a pause longer than _MAX_SHORT_PAUSE, the common shift of a run is _LONG_PAUSE_SHIFT_FACTOR times as large.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
-# All rows of a run shift together. This common shift is calibrated with the 26 pairs of equal runs in results/. A t
-# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the tails of the differences of these pairs. If
-# the runs of a side differ by more than _CONTRADICTION_FACTOR times this shift, mamf uses their spread instead.
-_SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
-# The standard deviation, between runs, of the time in seconds that timing with device events adds to a measured time.
-_TIMER_DEVIATION_SECONDS = 2.8e-7
 # Degrees of freedom of the t distribution that fits row errors. True: in the sustained regime. False: in all others.
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
 # A card's power controller has two states, in which sustained rates differ by 1.1 %. A rate may be off by half of this.
@@ -116,110 +107,6 @@ def _read_start_and_end(log: RunLog) -> tuple[datetime, datetime]:
         return begun, begun + timedelta(seconds=float((log.summary or {})["elapsed_seconds"]))
     except (KeyError, TypeError, ValueError, OverflowError):
         return _UNKNOWN_TIME, _UNKNOWN_TIME
-
-
-class PooledRows(NamedTuple):
-    """All rows of one regime in a comparison, pooled into one ratio of the rates, B/A.
-
-    - ``ratio``: the weighted geometric mean of B/A over all rows. ``deviation``: the standard deviation of log(ratio).
-    - ``false_alarm_chance``: the chance that the comparison of equal runs finds a regression in this regime.
-    - ``temperature_effect``: the largest relative rate difference that the temperatures of A and B can explain.
-    """
-
-    regime: str
-    row_count: int
-    ratio: float
-    deviation: float
-    degrees_of_freedom: int
-    false_alarm_chance: float
-    temperature_effect: float = 0.0
-
-    @property
-    def interval(self) -> Interval:
-        """The interval of the ratio B/A. The true ratio is beyond each end with probability ``false_alarm_chance``."""
-        coverage = 1 - 2 * self.false_alarm_chance
-        half_width = (
-            compute_student_t_quantile(self.degrees_of_freedom, coverage) * self.deviation + self.temperature_effect
-        )
-        factor = math.exp(min(half_width, MAX_EXPONENT))
-        return Interval(self.ratio / factor, self.ratio * factor, coverage)
-
-    def is_regression(self, tolerance: float) -> bool:
-        """Return whether B is certainly slower than A, and by more than POOLED_TOLERANCE_SHARE of the tolerance."""
-        return self.interval.high < 1 and self.ratio < 1 - POOLED_TOLERANCE_SHARE * tolerance
-
-    def compute_smallest_detectable_loss(self, tolerance: float) -> float:
-        """Compute the smallest uniform loss of speed, as a share, that is detected with a probability of 95 %."""
-        needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
-        return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees_of_freedom, 0.9) * self.deviation)
-
-    def make_table_row(self, tolerance: float) -> dict[str, Any]:
-        """Return one row of a table, by column: the fields, the ends of the interval, and the verdict."""
-        return {
-            **dict(
-                zip(("regime", "rows", "ratio", "deviation", "degrees", "chance", "by_temperature"), self, strict=True)
-            ),
-            "ratio_interval_low": self.interval.low,
-            "ratio_interval_high": self.interval.high,
-            "is_regression": self.is_regression(tolerance),
-            "smallest_loss": self.compute_smallest_detectable_loss(tolerance),
-        }
-
-
-class RowChange(NamedTuple):
-    """How the rate of one row changed from A to B. ``pool_rows`` combines the changes of all rows of a regime.
-
-    - ``log_ratio``: the logarithm of the ratio of the rates, B/A.
-    - ``common_deviation``: the standard deviation of the shift that all rows of a run share.
-    - ``row_deviation``, ``degrees_of_freedom``: the standard deviation of the error that only this row has, and its
-      degrees of freedom.
-    - ``run_rates``: the rate in each run of A, and the rate in each run of B.
-    - ``temperature_effect``: the largest relative rate difference that the temperatures of A and B can explain.
-    """
-
-    log_ratio: float
-    common_deviation: float
-    row_deviation: float
-    degrees_of_freedom: int
-    seconds_per_launch: float
-    run_rates: tuple[Sequence[float], Sequence[float]]
-    temperature_effect: float = 0.0
-
-
-def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, false_alarm_chance: float) -> PooledRows:
-    """Pool the changes of all rows of a regime into one ratio, weighted by the inverse variances of the rows.
-
-    The size of the common shift is estimated from the calibrated shift and from the spread between equal runs of each
-    side, weighted by degrees of freedom. If the spread is much larger, only the spread counts.
-    """
-    total = math.fsum(each.row_deviation**-2 for each in changes)
-    weights = [each.row_deviation**-2 / total for each in changes]
-    timer = math.fsum(
-        weight * _TIMER_DEVIATION_SECONDS / each.seconds_per_launch
-        for weight, each in zip(weights, changes, strict=True)
-    )
-    common, observed = max(timer, *(each.common_deviation for each in changes)), 0.0
-    for side in (0, 1):
-        rows = [
-            [math.log(rate / geometric_mean(each.run_rates[side])) for rate in each.run_rates[side]] for each in changes
-        ]
-        observed += math.fsum(
-            math.fsum(weight * each for weight, each in zip(weights, run, strict=True)) ** 2
-            for run in zip(*rows, strict=True)
-        )
-    prior = (
-        0 if observed > run_order.extra_run_count * (_CONTRADICTION_FACTOR * common) ** 2 else _SHIFT_DEGREES_OF_FREEDOM
-    )
-    shift = run_order.shift_factor * math.sqrt((prior * common**2 + observed) / (prior + run_order.extra_run_count))
-    return PooledRows(
-        regime,
-        row_count=len(changes),
-        ratio=math.exp(math.fsum(weight * each.log_ratio for weight, each in zip(weights, changes, strict=True))),
-        deviation=math.hypot(shift, total**-0.5),
-        degrees_of_freedom=prior + run_order.extra_run_count,
-        false_alarm_chance=false_alarm_chance,
-        temperature_effect=max(each.temperature_effect for each in changes),
-    )
 
 
 _NORMAL_95_HALF_WIDTH = 1.96  # half the width of a 95 % interval of a normal distribution, in standard deviations

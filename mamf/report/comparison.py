@@ -15,11 +15,10 @@ from mamf.logs.compare import MIN_INTERVAL_COVERAGE, Comparison, Difference, Row
 from mamf.logs.compared_rows import (
     CYCLES_UNIT,
     FALSE_ALARM_CHANCE,
-    POOLED_TOLERANCE_SHARE,
     ComparedRow,
-    PooledRows,
 )
 from mamf.logs.judging import GuardOutcome, GuardResult, JudgedRow
+from mamf.logs.pooling import POOLED_TOLERANCE_SHARE, PooledRows
 from mamf.report.document import (
     Answer,
     Block,

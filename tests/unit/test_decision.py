@@ -13,7 +13,8 @@ from mamf.calibration import look_up_repeatability
 from mamf.cli import main
 from mamf.errors import IncomparableError
 from mamf.logs.compare import RowPair, compare_logs
-from mamf.logs.compared_rows import SEPARATE_RUNS, ComparedRow, RowChange, RunOrder, find_run_order, pool_rows
+from mamf.logs.compared_rows import SEPARATE_RUNS, ComparedRow, RunOrder, find_run_order
+from mamf.logs.pooling import RowChange, pool_rows
 from mamf.logs.records import make_measurement_record
 from mamf.logs.run_log import read_run_log
 from mamf.logs.writer import RunLogWriter
@@ -133,6 +134,14 @@ def test_runs_of_a_side_that_lie_far_apart_are_believed():
     assert of_runs(0.0005).is_regression(0.01)
     assert not of_runs(0.02).is_regression(0.01)
     assert of_runs(0.02).degrees_of_freedom == 2
+
+
+def test_rows_that_changed_by_very_different_amounts_have_no_certain_common_change():
+    """As on a busy CPU: one row with small errors must not decide for all others."""
+    pooled = together([changed(2.0, own=0.001), *([changed(0.0, own=0.3)] * 14)])
+    assert abs(math.log(pooled.ratio)) < 0.5
+    assert pooled.interval.low < 1 < pooled.interval.high
+    assert together([changed(0.01, own=0.001), *([changed(0.01, own=0.3)] * 14)]).interval.low > 1
 
 
 def test_the_smallest_loss_is_found_with_95_percent():

@@ -27,13 +27,13 @@ def row(data, rate, regime="burst", clock=1980e6, watts=None, dtype="bfloat16", 
     median = SHAPE.flop / rate / 1e12
     samples = tuple(median * (1 + spread * step) for step in (-3, -2, -1, 0, 1, 2, 3))
     conditions = Conditions(clock, watts)
-    best_by = "mean" if regime == "sustained" else "median"
+    ranking_statistic = "mean" if regime == "sustained" else "median"
     return Measurement(
         SHAPE,
         "torch.mm",
         problem,
         regime,
-        best_by,
+        ranking_statistic,
         "ok",
         "",
         summarize_samples(samples),

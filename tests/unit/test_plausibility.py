@@ -21,16 +21,16 @@ CPU = DeviceInfo("cpu", 0, "Some CPU", "x", compute_units=2, is_accelerator=Fals
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
-def row_of(samples, aside=(), regime="burst", best_by="median", dtype="bfloat16", clock_hz=None, reasons=()):
+def row_of(samples, aside=(), regime="burst", ranking_statistic="median", dtype="bfloat16", clock_hz=None, reasons=()):
     problem = MatmulProblem(dtype, dtype)
     return Measurement(
         SHAPE,
         "torch.mm",
         problem,
         regime,
-        best_by,
+        ranking_statistic,
         "ok",
-        summary=summarize_samples(list(samples), best_by),
+        summary=summarize_samples(list(samples), ranking_statistic),
         samples=tuple(samples),
         implausible_samples=tuple(aside),
         conditions=Conditions(clock_hz=clock_hz, throttle_reasons=tuple(reasons)),
@@ -60,7 +60,7 @@ def test_more_than_a_tenth_of_impossible_samples_gives_no_figure(impossible, is_
 
 
 @pytest.mark.parametrize(
-    ("suspect", "best_by", "device", "is_ok"),
+    ("suspect", "ranking_statistic", "device", "is_ok"),
     [
         (2, "median", UNLISTED, True),
         (3, "median", UNLISTED, False),
@@ -69,10 +69,12 @@ def test_more_than_a_tenth_of_impossible_samples_gives_no_figure(impossible, is_
         (9, "fastest", CPU, True),
     ],
 )
-def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(suspect, best_by, device, is_ok):
+def test_a_timer_that_may_have_missed_launches_is_suspect_where_nothing_bounds(
+    suspect, ranking_statistic, device, is_ok
+):
     samples = [1e-3] * (20 - suspect) + [2e-6] * suspect
     assert separate_impossible_samples(samples, SHAPE.flop, None) == (samples, [])
-    reason = explain_implausible_row(row_of(samples, best_by=best_by), device, None)
+    reason = explain_implausible_row(row_of(samples, ranking_statistic=ranking_statistic), device, None)
     assert (reason is None) is is_ok
     assert is_ok or "without a known peak of Some New Card" in reason
 
@@ -98,7 +100,7 @@ def test_a_device_that_switches_between_clocks_is_not_bounded_by_one_of_them(rea
 
 
 def test_the_clock_of_a_classic_loop_bounds_nothing():
-    row = row_of([seconds_at(900)] * 20, regime="classic", best_by="fastest", clock_hz=1000e6)
+    row = row_of([seconds_at(900)] * 20, regime="classic", ranking_statistic="fastest", clock_hz=1000e6)
     assert explain_implausible_row(row, H100, compute_max_flops(H100, "bfloat16")) is None
 
 

@@ -39,7 +39,7 @@ def shape(length=1024, dim=128, causal=False, **sizes):
     return AttentionShape(known["batch"], heads, heads, known["queries"], length, dim, dim, causal, known["window"])
 
 
-def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, best_by="median", **problem):
+def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, ranking_statistic="median", **problem):
     """A row of this figure, with an interval of 2 %."""
     made = MatmulProblem(**problem) if isinstance(of, MatmulShape) else AttentionProblem(**problem)
     median = made.compute_work(of).flop / tflops / 1e12
@@ -49,7 +49,7 @@ def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, best_by=
         kernel,
         made,
         regime,
-        best_by,
+        ranking_statistic,
         "ok",
         summary=summarize_samples(samples),
         samples=samples,
@@ -152,7 +152,7 @@ def test_a_find_is_in_the_order_it_measured():
 
 
 def test_another_statistic_has_no_interval_of_the_median():
-    chart = make_sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", best_by="fastest")], HEADER)
+    chart = make_sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", ranking_statistic="fastest")], HEADER)
     (point,) = chart.panels[0].lines[0].points
     assert point.low == point.y == point.high
 

@@ -231,17 +231,17 @@ def _find_usable_kernels(
     ``is_wanted``: returns whether to consider a kernel. Warn about broken kernels and omit them. Raises
     UnavailableError if no kernel remains.
     """
-    kernels_and_reasons: list[tuple[MatmulKernel, str | None]] = []
+    kernels_and_rejection_reasons: list[tuple[MatmulKernel, str | None]] = []
     kernels: Any = load_registered_kernels(MatmulOperation())
     for _, each in kernels:
         with warn_if_plugin_broken():
             if is_wanted(each) and each.explain_unavailability(backend) is None:
-                kernels_and_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
-    if usable_kernels := [each for each, reason in kernels_and_reasons if reason is None]:
+                kernels_and_rejection_reasons.append((each, each.explain_unsupported_problem(backend, problem)))
+    if usable_kernels := [each for each, reason in kernels_and_rejection_reasons if reason is None]:
         return sorted(usable_kernels, key=lambda each: not each.is_default)
     # Prefer the reason of a kernel that supports the dtype, because this reason names the option that is not supported.
     # The reason of a kernel that does not support the dtype contains "; it takes".
-    reasons = [reason for each, reason in kernels_and_reasons if each.is_default and reason]
+    reasons = [reason for each, reason in kernels_and_rejection_reasons if each.is_default and reason]
     reasons.sort(key=lambda reason: "; it takes" in reason)
     raise UnavailableError(
         [*reasons, f"no default matmul kernel runs on backend {backend.name}: choose a kernel with --kernel"][0]

@@ -188,7 +188,7 @@ class Regime(ABC):
         """The reason why rows of this regime cannot be trusted fully on this device; empty if they can."""
         return ""
 
-    def explain_why_too_long(self, launch_seconds: float) -> str | None:
+    def explain_too_long_launch(self, launch_seconds: float) -> str | None:
         """Return why a launch that takes ``launch_seconds`` is too long for this regime; None if it is not."""
         return None
 

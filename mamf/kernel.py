@@ -25,7 +25,7 @@ class Work:
     """The amount of work of one launch, from which mamf computes its rate.
 
     - ``flop``: the number of floating-point operations. ``nbytes``: the bytes read plus written, each operand once.
-    - ``convention``: how ``flop`` and ``nbytes`` are counted, in words.
+    - ``counting_convention``: how ``flop`` and ``nbytes`` are counted, in words.
     - ``unit``: the unit of the rate: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes, both 1e12 per second.
     - ``has_matmul_flop``: whether the FLOP are those of matmuls, so that no launch can exceed the highest measured
       matmul rate. Always True if the rate counts FLOP.
@@ -33,7 +33,7 @@ class Work:
 
     flop: float
     nbytes: int
-    convention: str
+    counting_convention: str
     unit: str = "TFLOPS"
     has_matmul_flop: bool = False
 
@@ -132,13 +132,13 @@ class Buffer(NamedTuple):
     because launches read it.
     """
 
-    elements: int
+    element_count: int
     dtype: str
     fill: bool = True
 
     @property
     def nbytes(self) -> int:
-        return self.elements * DTYPES[self.dtype].itemsize
+        return self.element_count * DTYPES[self.dtype].itemsize
 
 
 def round_up_to_alignment(elements: int) -> int:
@@ -218,7 +218,7 @@ ComparisonFunction = Callable[[object], Callable[[], WrongCells]]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedKernel:
     """A kernel that is compiled, tuned and ready to run on one shape.
 
     - ``launches``: one function per operand set. These functions differ only in the memory that they use. Each returns
@@ -351,7 +351,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         """Get operands from ``pool``, compile and tune this kernel, run the forward pass if the kernel is a backward
         pass, and return the launches.
 
@@ -364,7 +364,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
 AnyKernel = Kernel[Any, Any]
 
 
-def explain_unsupported(kernel: AnyKernel, backend: Backend, problem: Any, shape: Any) -> str | None:
+def explain_unsupported_launch(kernel: AnyKernel, backend: Backend, problem: Any, shape: Any) -> str | None:
     """Return why a kernel does not support a problem or a shape of this problem; None if it supports both."""
     return kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
 

@@ -14,7 +14,7 @@ from mamf.ceilings.ceiling import CONFIRM_PHASE
 from mamf.engine.regimes import Regime, Samples, StoppingRule, SustainedRegime
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
-from mamf.kernel import AnyKernel, Verdict, explain_unsupported
+from mamf.kernel import AnyKernel, Verdict, explain_unsupported_launch
 from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, find_timer_calibration
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
@@ -153,7 +153,7 @@ class _RowMeasurement:
 
     def measure_row(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
-        if reason := explain_unsupported(kernel, backend, problem, shape):
+        if reason := explain_unsupported_launch(kernel, backend, problem, shape):
             return self.make_row("unsupported", reason)
         sets = self.regime.choose_operand_set_count(problem, shape, backend.info.cache_bytes)
         with kernel.apply_settings(backend, problem):

@@ -164,7 +164,7 @@ def measure_cache_bytes(backend: Backend) -> int | None:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
             seconds = _measure_launch_seconds(backend, launch, 1)
-            probe.queue_flushes_ahead()  # Without flushes ahead, small copies would wait for the host.
+            probe.queue_flushes_before_launches()  # Without flushes ahead, small copies would wait for the host.
             rates[size] = size / _measure_launch_seconds(
                 backend, launch, 3 if seconds > _MIN_LAUNCH_SECONDS else _COPY_LAUNCH_COUNT
             )
@@ -269,7 +269,7 @@ class _TraitProbe:
         self.flush_seconds = _measure_launch_seconds(backend, lambda: backend.flush_cache(_LEAD_FLUSH_BYTES), 5)
         self.wake_seconds = 0.0
 
-    def queue_flushes_ahead(self) -> None:
+    def queue_flushes_before_launches(self) -> None:
         """Queue cache flushes so that the device wakes up and the host gets ahead of it, as the burst regime does."""
         for _ in range(1 + int(max(_LEAD_SECONDS, self.wake_seconds) / self.flush_seconds)):
             self.backend.flush_cache(_LEAD_FLUSH_BYTES)
@@ -302,7 +302,7 @@ class _TraitProbe:
         Return the seconds of each launch.
         """
         backend = self.backend
-        self.queue_flushes_ahead()
+        self.queue_flushes_before_launches()
         marks = [backend.record_mark()]
         for _ in range(min(max(4, math.ceil(train_seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
             self.launch()

@@ -130,7 +130,7 @@ def _make_reported_record(row: ReportedFigures) -> dict[str, Any]:
     }
 
 
-def read_legacy_or_none(path: Path, on_read: ReadProgressCallback | None = None) -> FinderRun | None:
+def read_legacy_log_or_none(path: Path, on_read: ReadProgressCallback | None = None) -> FinderRun | None:
     """Read a log of the tier ``legacy``. Returns None if the log has another tier, because mamf itself wrote it.
 
     Raises RunLogError if the file cannot be read.

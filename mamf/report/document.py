@@ -72,7 +72,9 @@ def describe_counted_work(works: Iterable[Work]) -> str:
     """Return a line that explains how the FLOP and bytes of ``works`` are counted, without repeating an explanation:
     ``counted: 2*M*N*K; A and B read, C written, once each``.
     """
-    return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
+    return "counted: " + "; ".join(
+        dict.fromkeys(part for work in works for part in work.counting_convention.split("; "))
+    )
 
 
 def make_rate_key(name: str, unit: str) -> str:

@@ -309,7 +309,7 @@ class BurstRegime(Regime):
             marks = [self._flush_and_queue_launch(launch) for _ in range(train_size - 1)]
             paused = backend.now()
             # Poison the output, so that only the last launch can produce the correct output that mamf verifies next.
-            checked.change_operands_and_poison()
+            checked.change_operands_and_poison_outputs()
             # The host may have used up its lead, so queue another lead for the last launch. Otherwise only the last
             # launch would wait for the host and take longer, and mamf would conclude that the others had skipped work.
             self._queue_lead_and_warm_cache(

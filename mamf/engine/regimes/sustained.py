@@ -354,7 +354,7 @@ class _BlockQueue:
         for blocks in itertools.count():
             self._regime.require_advancing_clock(blocks)
             if self.must_poison:
-                self._checked.change_operands_and_poison()
+                self._checked.change_operands_and_poison_outputs()
                 if self.is_in_measured_part and not isinstance(backend.clock_stamps, Unavailability):
                     self.first_stamp = backend.clock_stamps.record_stamp()
                 self.must_poison, last_mark = False, backend.record_mark()

@@ -22,7 +22,7 @@ from mamf.peaks import find_contributed_rates
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
-def find_earlier_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+def find_previously_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Return the shapes that were fastest in an earlier search on this device, then the shapes that were fastest in the
     searches in results/ on devices of the same model.
     """
@@ -98,8 +98,8 @@ class SearchSchedule:
     - ``burst_round_counts``, ``sustained_round_counts``: the numbers of rounds in each regime. If sustained has no
       rounds that choose, the search confirms the candidate that was fastest in the burst regime.
     - ``candidate_count``: the number of candidates in the rounds of burst.
-    - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
-      of burst.
+    - ``algorithm_trial_shape_count``: the number of shapes on which each kernel's algorithms are measured before the
+      rounds of burst.
     """
 
     scout_end_share: float
@@ -108,7 +108,7 @@ class SearchSchedule:
     burst_end_share: float
     burst_round_counts: RoundCounts
     candidate_count: int
-    algorithm_shape_count: int
+    algorithm_trial_shape_count: int
     sustained_round_counts: RoundCounts
     sustained_visits_end_share: float = 1.0
     sustained_choose_end_share: float = 1.0
@@ -121,7 +121,7 @@ THOROUGH_SCHEDULE = SearchSchedule(
     burst_end_share=0.40,
     burst_round_counts=RoundCounts(choosing_rounds=6, confirming_rounds=15),
     candidate_count=8,
-    algorithm_shape_count=3,
+    algorithm_trial_shape_count=3,
     sustained_round_counts=RoundCounts(choosing_rounds=1, confirming_rounds=6),
     sustained_visits_end_share=0.44,
     sustained_choose_end_share=0.51,
@@ -133,7 +133,7 @@ QUICK_SCHEDULE = SearchSchedule(
     burst_end_share=0.275,
     burst_round_counts=RoundCounts(choosing_rounds=3, confirming_rounds=12),
     candidate_count=5,
-    algorithm_shape_count=1,
+    algorithm_trial_shape_count=1,
     # In the sustained regime, the rates of the candidates that were fastest in the burst regime differ by less
     # than 0.2 %. So do not choose among them. Spend the time on longer measurements of one candidate, to confirm
     # its rate.
@@ -193,7 +193,7 @@ def plan_search(
             f"{flops / 1e9:.3g} GFLOPS on this device: raise the budget"
         )
     first_shapes = tuple(
-        shape for shape in find_earlier_fastest_shapes(backend.info, problem) if fits_grid(grid, shape)
+        shape for shape in find_previously_fastest_shapes(backend.info, problem) if fits_grid(grid, shape)
     )
     plan = Plan(
         FIND,

@@ -67,10 +67,10 @@ def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> li
 
 
 def drop_beaten_candidates(
-    rows: Sequence[Measurement], candidates: Sequence[Candidate], max_share_behind: float
+    rows: Sequence[Measurement], candidates: Sequence[Candidate], max_slowdown_share: float
 ) -> list[Candidate]:
     """Return the ``candidates`` that are fast enough. Drop a candidate if its median rate over the rounds in ``rows``
-    is lower than the best candidate's by more than the share ``max_share_behind``.
+    is lower than the best candidate's by more than the share ``max_slowdown_share``.
     """
     rounds_by_candidate = {
         candidate: rounds for candidate, rounds in group_rounds_by_candidate(rows).items() if candidate in candidates
@@ -83,7 +83,7 @@ def drop_beaten_candidates(
     return [
         candidate
         for candidate in rounds_by_candidate
-        if median_rates[candidate] >= (1 - max_share_behind) * max(median_rates.values())
+        if median_rates[candidate] >= (1 - max_slowdown_share) * max(median_rates.values())
     ]
 
 
@@ -152,9 +152,9 @@ class ConfirmationRounds:
 
     #: After MIN_CONFIRMING_ROUNDS rounds, and at the end of a series of rounds, drop candidates whose median rate is
     #: more than this share below the best median rate.
-    max_share_behind: ClassVar[float] = 0.005
+    max_slowdown_share: ClassVar[float] = 0.005
     #: After any earlier round, drop candidates whose median rate is more than this share below the best median rate.
-    max_share_behind_early: ClassVar[float] = 0.1
+    max_early_slowdown_share: ClassVar[float] = 0.1
 
     def run_rounds(
         self,
@@ -293,7 +293,9 @@ class ConfirmationRounds:
                 break
             remaining = [candidate for candidate in remaining if candidate not in unmeasured]
             remaining = drop_beaten_candidates(
-                rows, remaining, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
+                rows,
+                remaining,
+                self.max_slowdown_share if number >= phase.min_rounds else self.max_early_slowdown_share,
             )
             if number < phase.min_rounds and remaining and not self.runner.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_CONFIRMING_ROUNDS if phase.is_choosing else 0)
@@ -302,7 +304,7 @@ class ConfirmationRounds:
             remaining = [candidate for candidate in dict.fromkeys((*confirmed, *remaining)) if candidate not in failed]
             if len(remaining) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
                 break
-        return drop_beaten_candidates(rows, remaining, self.max_share_behind)
+        return drop_beaten_candidates(rows, remaining, self.max_slowdown_share)
 
     def _run_round(
         self, phase: _RoundsPhase, number: int, candidates: Sequence[Candidate]

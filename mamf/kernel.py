@@ -188,7 +188,7 @@ class Verdict:
 
     - ``error``: ||C - reference|| / ||reference|| over the compared entries of the result C.
     - ``tolerance``: the largest error that a correct result may have.
-    - ``reference``: the arithmetic in which the reference was computed.
+    - ``reference_arithmetic``: the arithmetic in which the reference was computed.
     - ``reason``: why the result is wrong although its error is small, in one line; otherwise empty.
     - ``details``: further findings by name, as numbers or text. The constructor drops NaN and infinities, and raises
       ValueError for values of any other type.
@@ -197,7 +197,7 @@ class Verdict:
     error: float
     tolerance: float
     details: Mapping[str, float | str] = field(default_factory=dict)
-    reference: str = "float64"
+    reference_arithmetic: str = "float64"
     reason: str = ""
 
     def __post_init__(self) -> None:

@@ -53,7 +53,7 @@ from mamf.errors import IncomparableError
 from mamf.logs.compare import (
     Comparison,
     RowPair,
-    add_order_and_pooled_rows,
+    add_run_order_and_pooled_rows,
     compare_logs,
     find_setting_differences,
     pair_rows,
@@ -178,7 +178,7 @@ def with_loss(comparison: Comparison, loss: float) -> Comparison:
     """Make every row of B slower by so much."""
     measured = [pair for pair in comparison.pairs if pair.b.rate is not None]
     pairs = tuple(replace(pair, b=replace(pair.b, rate=pair.b.rate * (1 - loss))) for pair in measured)
-    return add_order_and_pooled_rows(replace(comparison, pairs=pairs), comparison.run_order)
+    return add_run_order_and_pooled_rows(replace(comparison, pairs=pairs), comparison.run_order)
 
 
 class Scatter(NamedTuple):
@@ -221,7 +221,7 @@ class DrawnRuns:
             average_compared_rows([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)
         ]
         log = RunLog(Path("drawn"), self.header)
-        return add_order_and_pooled_rows(pair_rows(log, log, *sides), run_order)
+        return add_run_order_and_pooled_rows(pair_rows(log, log, *sides), run_order)
 
     def _row(self, number: int) -> ComparedRow:
         of = self.template[number % len(self.template)]

@@ -124,7 +124,7 @@ class RowPair:
         """
         if self.a.celsius is None or self.b.celsius is None:
             return 0.0
-        return max(self.a.loss_per_degree, self.b.loss_per_degree) * abs(self.a.celsius - self.b.celsius)
+        return max(self.a.speed_loss_per_degree, self.b.speed_loss_per_degree) * abs(self.a.celsius - self.b.celsius)
 
     @property
     def interval(self) -> Interval:
@@ -295,7 +295,7 @@ def compare_logs(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], any
         and all(any(row.used_cycle_share is not None for row in rows) for rows in (rows_a, rows_b))
     )
     if in_cycles:
-        rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
+        rows_a, rows_b = ([row.convert_to_cycle_share() for row in rows] for rows in (rows_a, rows_b))
     forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
@@ -316,10 +316,10 @@ def compare_logs(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], any
         overridden_differences=tuple(dict.fromkeys(forced)),
         noted_differences=noted,
     )
-    return add_order_and_pooled_rows(comparison, find_run_order(side_a, side_b))
+    return add_run_order_and_pooled_rows(comparison, find_run_order(side_a, side_b))
 
 
-def add_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Comparison:
+def add_run_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Comparison:
     """Return a copy of a comparison with the order in which its runs were measured, and with the pooled rows of each
     regime.
     """

@@ -22,7 +22,7 @@ from mamf.logs.run_log import (
     MALFORMED_LOG_ERRORS,
     SCHEMA_VERSION,
     ReadProgressCallback,
-    describe_error,
+    describe_record_error,
     explain_unreadable_schema,
     parse_record,
     read_lines,
@@ -173,5 +173,5 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
     except RunLogError:
         raise
     except MALFORMED_LOG_ERRORS as error:
-        raise RunLogError(f"{path}: {describe_error(error)}; import the original log again") from None
+        raise RunLogError(f"{path}: {describe_record_error(error)}; import the original log again") from None
     return run

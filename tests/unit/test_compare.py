@@ -296,7 +296,9 @@ def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
     """Of two devices that share a run the second is 3 % faster, because its clock is."""
     (first,) = list_compared_rows(log(clocked(0.973)))
     second = replace(first, device="bb", device_speed=1.03)
-    assert second.convert_to_cycles().scale_to_device_of(first.convert_to_cycles()).rate == pytest.approx(97.3)
+    assert second.convert_to_cycle_share().scale_to_device_of(first.convert_to_cycle_share()).rate == pytest.approx(
+        97.3
+    )
     assert second.scale_to_device_of(first).rate == pytest.approx(first.rate / 1.03)
 
 

@@ -188,7 +188,7 @@ class Regime(ABC):
         """The reason why rows of this regime cannot be trusted fully on this device; empty if they can."""
         return ""
 
-    def explain_why_too_long(self, launch_seconds: float) -> str | None:
+    def explain_too_long_launch(self, launch_seconds: float) -> str | None:
         """Return why a launch that takes ``launch_seconds`` is too long for this regime; None if it is not."""
         return None
 
@@ -353,7 +353,8 @@ class WrongResultError(MamfError):
         changed = verdict.details.get("changed operands")
         reason = f"a launch changed its operands: {changed}" if changed else verdict.reason
         mismatch = (
-            f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
+            f"relative error {verdict.error:.2g} against {verdict.reference_arithmetic}; "
+            f"the limit is {verdict.tolerance:.2g}"
         )
         super().__init__(reason or mismatch)
         self.verdict = verdict

@@ -119,10 +119,10 @@ THOROUGH_SCHEDULE = SearchSchedule(
     refine_end_share=0.30,
     choose_end_share=0.36,
     burst_end_share=0.40,
-    burst_round_counts=RoundCounts(choosing_rounds=6, confirming_rounds=15),
+    burst_round_counts=RoundCounts(max_choosing_rounds=6, max_confirming_rounds=15),
     candidate_count=8,
     algorithm_trial_shape_count=3,
-    sustained_round_counts=RoundCounts(choosing_rounds=1, confirming_rounds=6),
+    sustained_round_counts=RoundCounts(max_choosing_rounds=1, max_confirming_rounds=6),
     sustained_visits_end_share=0.44,
     sustained_choose_end_share=0.51,
 )
@@ -131,13 +131,13 @@ QUICK_SCHEDULE = SearchSchedule(
     refine_end_share=0.20,
     choose_end_share=0.235,
     burst_end_share=0.275,
-    burst_round_counts=RoundCounts(choosing_rounds=3, confirming_rounds=12),
+    burst_round_counts=RoundCounts(max_choosing_rounds=3, max_confirming_rounds=12),
     candidate_count=5,
     algorithm_trial_shape_count=1,
     # In the sustained regime, the rates of the candidates that were fastest in the burst regime differ by less
     # than 0.2 %. So do not choose among them. Spend the time on longer measurements of one candidate, to confirm
     # its rate.
-    sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=6),
+    sustained_round_counts=RoundCounts(max_choosing_rounds=0, max_confirming_rounds=6),
 )
 
 
@@ -234,11 +234,11 @@ def draw_distant_shapes(
     tiles.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
-    pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)
+    size_pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)
     if math.comb(len(sizes) + 1, 2) > count:
-        pairs = [chooser.choices(sizes, k=2) for _ in range(count)]
+        size_pairs = [chooser.choices(sizes, k=2) for _ in range(count)]
     shapes = []
-    for pair in pairs:
+    for pair in size_pairs:
         m, n = chooser.sample(pair, 2)
         k = round(chooser.choice(leaders).k * chooser.uniform(0.75, 1.25)) // step * step
         shapes.append(MatmulShape(m, n, max(k, step)))

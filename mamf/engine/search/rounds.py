@@ -96,12 +96,12 @@ StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Meas
 class RoundCounts(NamedTuple):
     """The maximum numbers of rounds.
 
-    - ``choosing_rounds``: rounds that choose the best candidate; 0: take the first candidate.
-    - ``confirming_rounds``: later rounds that confirm the rate of this candidate.
+    - ``max_choosing_rounds``: rounds that choose the best candidate; 0: take the first candidate.
+    - ``max_confirming_rounds``: later rounds that confirm the rate of this candidate.
     """
 
-    choosing_rounds: int
-    confirming_rounds: int
+    max_choosing_rounds: int
+    max_confirming_rounds: int
 
 
 @dataclass
@@ -171,17 +171,17 @@ class ConfirmationRounds:
         times (``Backend.now``) by which choosing and confirming must end.
         """
         choosing, best_first = (
-            _RoundsPhase(regime, CHOOSE_PHASE, round_counts.choosing_rounds, choosing_end_time),
+            _RoundsPhase(regime, CHOOSE_PHASE, round_counts.max_choosing_rounds, choosing_end_time),
             list(candidates),
         )
-        if round_counts.choosing_rounds:
+        if round_counts.max_choosing_rounds:
             self.runner.report_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             remaining = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best first, because a slow device has no time to confirm all candidates.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in remaining]
         self.runner.report_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != SustainedRegime.name:
-            confirming = _RoundsPhase(regime, CONFIRM_PHASE, round_counts.confirming_rounds, confirming_end_time)
+            confirming = _RoundsPhase(regime, CONFIRM_PHASE, round_counts.max_confirming_rounds, confirming_end_time)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
@@ -189,7 +189,7 @@ class ConfirmationRounds:
         # A visit of the sustained regime takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
             visits = yield from self._confirm_candidate_by_visits(
-                regime, conditions, candidate, round_counts.confirming_rounds, confirming_end_time
+                regime, conditions, candidate, round_counts.max_confirming_rounds, confirming_end_time
             )
             rows += visits
             if all(row.ok for row in visits):

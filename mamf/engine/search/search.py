@@ -320,12 +320,12 @@ class ShapeSearch:
             masks.append(
                 np.ones(len(self._shapes), dtype=bool)
                 if is_useless
-                else find_hopeless_shapes(self._log_sizes, successful_rows, failed_rows)
+                else compute_hopeless_mask(self._log_sizes, successful_rows, failed_rows)
             )
         self._hopeless_mask = np.concatenate(masks)
 
 
-def find_hopeless_shapes(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
+def compute_hopeless_mask(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
     """Return an array that is True for hopeless shapes: shapes that failed, and shapes that have at least two failures
     and hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
     example, if memory is too small or sizes are not aligned).

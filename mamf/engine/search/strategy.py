@@ -114,14 +114,14 @@ class GridSearchStrategy(PlanStrategy):
         )
         if SustainedRegime.name in self.plan.regimes:
             self._confirmation.deadline -= self._confirmation.estimate_confirmation_seconds()
-        burst_rows = yield from self._search_burst()
+        burst_rows = yield from self._search_in_burst_regime()
         self._confirmation.deadline = deadline
         if SustainedRegime.name in self.plan.regimes:
-            yield from self._search_sustained(burst_rows)
+            yield from self._search_in_sustained_regime(burst_rows)
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _search_burst(self) -> StepsReturningRows:
+    def _search_in_burst_regime(self) -> StepsReturningRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
         regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
@@ -328,7 +328,7 @@ class GridSearchStrategy(PlanStrategy):
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
-    def _search_sustained(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
+    def _search_in_sustained_regime(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in the burst regime, because the fastest of many single rows may be fastest by
         # chance.
@@ -336,10 +336,10 @@ class GridSearchStrategy(PlanStrategy):
         best_candidates = (chosen or find_best_candidate_per_size_pair(burst_rows))[
             : self.sustained_round_candidate_count
         ]
-        if rounds.choosing_rounds:
+        if rounds.max_choosing_rounds:
             best_candidates = yield from self._measure_candidates_in_sustained_regime(regime, burst_rows)
             if not self._confirmation.has_time_to_confirm():
-                rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
+                rounds = rounds._replace(max_choosing_rounds=0)  # The short visits have already chosen.
         else:
             self._allocate_operands_and_prepare(regime, [shape for shape, _ in best_candidates])
         yield from self._confirmation.run_rounds(
@@ -404,8 +404,8 @@ class GridSearchStrategy(PlanStrategy):
 
 
 _ROUND_COUNTS_BY_REGIME = {
-    BURST: RoundCounts(choosing_rounds=4, confirming_rounds=7),
-    SUSTAINED: RoundCounts(choosing_rounds=1, confirming_rounds=3),
+    BURST: RoundCounts(max_choosing_rounds=4, max_confirming_rounds=7),
+    SUSTAINED: RoundCounts(max_choosing_rounds=1, max_confirming_rounds=3),
 }
 _CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
 #: _BUDGET_SHARE_FOR_ROWS: the share of the budget for measuring every row once. _BUDGET_SHARE_BEFORE_LAST_REGIME: all
@@ -435,11 +435,11 @@ class RowsSearchStrategy(RowsStrategy):
                 yield from self.measure_rows(regime, remaining_row_keys)
             is_last = number == len(self.plan.regimes) - 1
             budget = math.inf if self.plan.budget_seconds is None else self.plan.budget_seconds
-            yield from self._confirm_problems(
+            yield from self._confirm_best_candidates(
                 regime, run.start_time + (1.0 if is_last else _BUDGET_SHARE_BEFORE_LAST_REGIME) * budget
             )
 
-    def _confirm_problems(self, regime: Regime, phase_end_time: float) -> StepGenerator:
+    def _confirm_best_candidates(self, regime: Regime, phase_end_time: float) -> StepGenerator:
         """Choose and confirm a candidate for every problem in one regime. Each problem gets an equal part of the time
         until the backend time ``phase_end_time``.
         """

@@ -163,15 +163,16 @@ _FAST_ACCUMULATION_ERROR_BOUND = 1e-2
 _SLOPE_ERROR_BOUND = 1e-3
 
 
-def canonicalize_dtype_name(name: str) -> str:
-    """Return the full name of a dtype, given a full name or an alias in any case, with or without ``torch.``.
+def canonicalize_dtype_name(name: object) -> str:
+    """Return the full name of a dtype, given a torch.dtype, or a full name or an alias in any case, with or without
+    ``torch.``.
 
     ``fp8`` stays ``fp8``, because only the backend can resolve it. Raises UnknownNameError for an unknown name.
     """
-    key = name.strip().lower().removeprefix("torch.")
+    key = str(name).strip().lower().removeprefix("torch.")
     key = DTYPE_ALIASES.get(key, key)
     if key != "fp8" and key not in OPERAND_DTYPES:
-        raise UnknownNameError("dtype", name, [*OPERAND_DTYPES, "fp8"])
+        raise UnknownNameError("dtype", str(name), [*OPERAND_DTYPES, "fp8"])
     return key
 
 

@@ -66,8 +66,8 @@ class UsageError(MamfError, ValueError):
 class UnknownNameError(UsageError):
     """The error for a name that does not exist. Its message lists the known names and suggests the nearest."""
 
-    def __init__(self, label: str, name: str, known_names: Iterable[str]) -> None:
-        choices = sorted(known_names)
+    def __init__(self, label: str, name: object, known_names: Iterable[str]) -> None:
+        name, choices = str(name), sorted(known_names)
         nearest = difflib.get_close_matches(name, choices, n=1)
         hint = advise_against_commas(name) or (f" (did you mean {nearest[0]!r}?)" if nearest else "")
         super().__init__(f"unknown {label} {name!r}{hint}; known: {', '.join(choices) or 'none'}")

@@ -25,7 +25,7 @@ class Work:
     """The amount of work of one launch, from which mamf computes its rate.
 
     - ``flop``: the number of floating-point operations. ``nbytes``: the bytes read plus written, each operand once.
-    - ``convention``: how ``flop`` and ``nbytes`` are counted, in words.
+    - ``counting_convention``: how ``flop`` and ``nbytes`` are counted, in words.
     - ``unit``: the unit of the rate: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes, both 1e12 per second.
     - ``has_matmul_flop``: whether the FLOP are those of matmuls. If so, the highest measured matmul rate limits the
       FLOP rate of the launch. Always True if ``unit`` is TFLOPS.
@@ -33,7 +33,7 @@ class Work:
 
     flop: float
     nbytes: int
-    convention: str
+    counting_convention: str
     unit: str = "TFLOPS"
     has_matmul_flop: bool = False
 
@@ -132,13 +132,13 @@ class Buffer(NamedTuple):
     because launches read it.
     """
 
-    elements: int
+    element_count: int
     dtype: str
     fill: bool = True
 
     @property
     def nbytes(self) -> int:
-        return self.elements * DTYPES[self.dtype].itemsize
+        return self.element_count * DTYPES[self.dtype].itemsize
 
 
 def round_up_to_alignment(elements: int) -> int:
@@ -187,7 +187,7 @@ class Verdict:
 
     - ``error``: ||C - reference|| / ||reference|| over the compared entries of the result C.
     - ``tolerance``: the largest error that a correct result may have.
-    - ``reference``: the arithmetic in which the reference was computed.
+    - ``reference_arithmetic``: the arithmetic in which the reference was computed.
     - ``reason``: why the result is wrong although its error is small, in one line; otherwise empty.
     - ``details``: further findings by name, as numbers or text. The constructor drops NaN and infinities, and raises
       ValueError for values of any other type.
@@ -196,7 +196,7 @@ class Verdict:
     error: float
     tolerance: float
     details: Mapping[str, float | str] = field(default_factory=dict)
-    reference: str = "float64"
+    reference_arithmetic: str = "float64"
     reason: str = ""
 
     def __post_init__(self) -> None:
@@ -217,7 +217,7 @@ ComparisonFunction = Callable[[object], Callable[[], WrongCells]]
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedKernel:
     """A kernel that is compiled, tuned and ready to run on one shape.
 
     - ``launches``: one function per operand set. These functions differ only in the memory that they use. Each returns
@@ -351,7 +351,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         """Get operands from ``pool``, compile and tune this kernel, run the forward pass if the kernel is a backward
         pass, and return the launches.
 
@@ -364,7 +364,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
 AnyKernel = Kernel[Any, Any]
 
 
-def explain_unsupported(kernel: AnyKernel, backend: Backend, problem: Any, shape: Any) -> str | None:
+def explain_unsupported_launch(kernel: AnyKernel, backend: Backend, problem: Any, shape: Any) -> str | None:
     """Return why a kernel does not support a problem or a shape of this problem; None if it supports both."""
     return kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
 

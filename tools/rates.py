@@ -53,8 +53,8 @@ from mamf.errors import IncomparableError
 from mamf.logs.compare import (
     Comparison,
     RowPair,
-    add_order_and_pooled_rows,
-    compare,
+    add_run_order_and_pooled_rows,
+    compare_logs,
     find_setting_differences,
     pair_rows,
 )
@@ -70,7 +70,7 @@ from mamf.logs.compared_rows import (
     make_pairing_fields,
 )
 from mamf.logs.judging import DEFAULT_GUARD_TOLERANCE, DEFAULT_MAX_ROUNDS, judge_pair
-from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.legacy import read_legacy_log_or_none
 from mamf.logs.recording import make_plan_record
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
@@ -129,7 +129,7 @@ def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
     """Read mamf's own logs among these files and below these folders."""
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            if read_legacy_or_none(file) is None:
+            if read_legacy_log_or_none(file) is None:
                 yield read_run_log(file)
 
 
@@ -159,7 +159,7 @@ def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
     for a, b in itertools.chain.from_iterable(itertools.permutations(logs, 2) for logs in cards):
         if not find_setting_differences(a.header, b.header):
             with contextlib.suppress(IncomparableError):
-                if not (comparison := compare(a, b)).ignored_differences:
+                if not (comparison := compare_logs(a, b)).ignored_differences:
                     yield comparison
 
 
@@ -171,14 +171,14 @@ def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
             for a, b in (runs[::2], runs[1::2]), (runs[1::2], runs[::2]):
                 if not any(find_setting_differences(runs[0].header, log.header) for log in runs):
                     with contextlib.suppress(IncomparableError):
-                        yield compare(a, b)
+                        yield compare_logs(a, b)
 
 
 def with_loss(comparison: Comparison, loss: float) -> Comparison:
     """Make every row of B slower by so much."""
     measured = [pair for pair in comparison.pairs if pair.b.rate is not None]
     pairs = tuple(replace(pair, b=replace(pair.b, rate=pair.b.rate * (1 - loss))) for pair in measured)
-    return add_order_and_pooled_rows(replace(comparison, pairs=pairs), comparison.run_order)
+    return add_run_order_and_pooled_rows(replace(comparison, pairs=pairs), comparison.run_order)
 
 
 class Scatter(NamedTuple):
@@ -221,7 +221,7 @@ class DrawnRuns:
             average_compared_rows([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)
         ]
         log = RunLog(Path("drawn"), self.header)
-        return add_order_and_pooled_rows(pair_rows(log, log, *sides), run_order)
+        return add_run_order_and_pooled_rows(pair_rows(log, log, *sides), run_order)
 
     def _row(self, number: int) -> ComparedRow:
         of = self.template[number % len(self.template)]
@@ -249,7 +249,7 @@ class DrawnRuns:
     def exits(self, rows: int, run_order: RunOrder, count: int, loss: float = 0.0) -> float:
         """Return the share of so many comparisons that end with exit code 3."""
         found = (self.comparison(random.Random(seed), rows, run_order, loss) for seed in range(count))
-        return sum(each.is_slower(TOLERANCE) for each in found) / count
+        return sum(each.is_b_slower(TOLERANCE) for each in found) / count
 
 
 def drawn_runs(folder: Path, scatter: Scatter) -> list[DrawnRuns]:
@@ -263,10 +263,10 @@ def print_compare(folder: Path, count: int) -> None:
     whole, fours = list(equal_pairs(every)), list(interleaved(every))
     kinds = {"as compare pairs them": list(equal_pairs(logs.values())), "all rows of both": whole}
     for what, found in (kinds | {"two runs per side in turns": fours}).items():
-        wrong, rows = sum(each.is_slower(TOLERANCE) for each in found), sum(len(each.pairs) for each in found)
+        wrong, rows = sum(each.is_b_slower(TOLERANCE) for each in found), sum(len(each.pairs) for each in found)
         print(f"real, {what}: {wrong} of {len(found)} comparisons of equal runs end with 3 ({rows} rows)")
     many = [each for each in fours if len(each.pairs) >= _FEWEST_ROWS]
-    lost = sum(with_loss(each, 0.005).is_slower(TOLERANCE) for each in many)
+    lost = sum(with_loss(each, 0.005).is_b_slower(TOLERANCE) for each in many)
     print(f"the same with {_FEWEST_ROWS} rows or more, all of B 0.5 % slower: {lost} of {len(many)} end with 3")
     scatter = scatter_of(whole)
     shift = math.sqrt(statistics.fmean(shift**2 for shift in scatter.shifts))
@@ -381,7 +381,7 @@ def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
     interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
     fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
     summary, known = SampleSummary(20, *[seconds] * 4, interval), look_up_repeatability("", regime, MatmulProblem())
-    where = {"phase": asked.phase, "round_number": asked.round}
+    where = {"phase": asked.phase, "round_number": asked.round_number}
     return Measurement(*fields, summary=summary, launch_count=20, repeatability=known, **where)
 
 

@@ -10,10 +10,9 @@ from mamf.ceilings.ceiling import Ceiling
 from mamf.contribution.review import Review, review_log
 from mamf.errors import RunLogError
 from mamf.kinds.registry import make_log_chart
-from mamf.logs.compare import Comparison
-from mamf.logs.compare import compare as compare_logs
+from mamf.logs.compare import Comparison, compare_logs
 from mamf.logs.finder import read_finder_logs
-from mamf.logs.legacy import FinderRun, read_legacy_or_none, write_legacy_log
+from mamf.logs.legacy import FinderRun, read_legacy_log_or_none, write_legacy_log
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.shared_runs import read_log_or_shared_run
 from mamf.report.charts.picture import draw_figure, save_figure
@@ -43,7 +42,7 @@ def read_log(path: str | Path) -> RunLog | FinderRun:
     [4096, 8192]
     """
     path = Path(path)
-    return (None if path.is_dir() else read_legacy_or_none(path)) or read_log_or_shared_run(path)
+    return (None if path.is_dir() else read_legacy_log_or_none(path)) or read_log_or_shared_run(path)
 
 
 def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
@@ -78,7 +77,7 @@ def compare(
     ['SAME', 'SAME']
     >>> comparison.rows()[0]["verdict"]
     'SAME'
-    >>> comparison.is_slower()  # True if one row, or all rows together, are slower; wrong in at most 1 % of comparisons
+    >>> comparison.is_b_slower()  # True if one row, or all rows together, are slower; wrong in at most 1 % of cases
     False
     """
     sides = ([side] if isinstance(side, LogOrPath) else side for side in (a, b))

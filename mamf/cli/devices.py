@@ -55,7 +55,7 @@ from mamf.files import make_folder
 from mamf.kinds.kind import ReportOptions
 from mamf.kinds.registry import get_kind, make_run_title
 from mamf.logs.run_log import RunLog, read_run_log
-from mamf.logs.shared_runs import divide_missing_shapes, find_shared_logs, read_log_or_shared_run
+from mamf.logs.shared_runs import divide_missing_shapes, find_shared_run_logs, read_log_or_shared_run
 from mamf.node.children import (
     ADDRESS_KEY,
     FAILURE_KEY,
@@ -134,9 +134,9 @@ def _make_device_command(options: argparse.Namespace, device: int, rank_and_coun
 
     ``rank_and_count``: the index of this process, and the number of processes. ``path``: the device's log.
     """
-    is_new_run, given_paths = options.resume is None, getattr(options, "ceiling", None) or ()
+    is_new_run, paths = options.resume is None, getattr(options, "ceiling", None) or ()
     # If --ceiling names a folder with the logs of several devices, pass on only the logs of this device.
-    ceilings = [each for path in given_paths for each in (find_shared_logs(path, device) if path.is_dir() else [path])]
+    ceilings = [each for path in paths for each in (find_shared_run_logs(path, device) if path.is_dir() else [path])]
     return [
         *(sys.executable, "-m", "mamf", *options.typed_words, "--share", *map(str, rank_and_count)),
         *(["--device", str(device)] if is_new_run else []),
@@ -187,7 +187,7 @@ def _run_and_report(options: argparse.Namespace, folder: Path, commands: Mapping
     devices_by_reason = dict[str, list[int]]()
     for device, reason in failure_reasons.items():
         devices_by_reason.setdefault(reason, []).append(device)
-    has_logs = bool(find_shared_logs(folder))
+    has_logs = bool(find_shared_run_logs(folder))
     for reason, devices in devices_by_reason.items():
         # If all devices failed for the same reason, the devices are probably not at fault, so do not name them.
         is_common_reason = not has_logs and len(devices_by_reason) == 1
@@ -221,7 +221,7 @@ def _resume_logs_in_folder(options: argparse.Namespace) -> int:
     """
     folder = options.resume
     logs = dict[int, list[RunLog]]()
-    for path in find_shared_logs(folder):
+    for path in find_shared_run_logs(folder):
         log = read_run_log(path)
         if get_resume_command(log).split()[0] != options.command:
             command = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(folder))}"

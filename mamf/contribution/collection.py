@@ -17,7 +17,7 @@ from typing import Any
 from mamf.backend import parse_sharing_ways
 from mamf.ceilings.ceiling import CONFIRM_PHASE, Ceiling, compute_mamfu
 from mamf.contribution.rules import Finding, has_exact_kernel
-from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.legacy import FinderRun, read_legacy_log_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Conditions, Measurement, Rate, group_pairs, make_dtype_label
 from mamf.operations.unknown import get_operation, sets_compute_ceiling
@@ -289,7 +289,7 @@ def read_collection(root: Path, paths: Iterable[Path]) -> ResultsCollection:
     legacy_runs: list[tuple[FinderRun, Path]] = []
     for path in paths:
         log_path = path.relative_to(root)
-        if (run := read_legacy_or_none(path)) is not None:
+        if (run := read_legacy_log_or_none(path)) is not None:
             legacy_runs.append((run, log_path))
         else:
             rates += collect_rates(read_run_log(path), log_path)

@@ -32,7 +32,7 @@ from mamf.logs.run_log import (
     MALFORMED_LOG_ERRORS,
     ReadProgressCallback,
     build_run_log,
-    describe_error,
+    describe_record_error,
     explain_unreadable_schema,
     find_repeated_fields,
     parse_records,
@@ -205,7 +205,7 @@ def _check_legacy_run(run: FinderRun) -> Iterator[Finding]:
 
 
 def _make_unreadable_finding(path: Path, error: Exception) -> Finding:
-    return Finding("unreadable", describe_error(error).removeprefix(f"{path}").lstrip(",: "))
+    return Finding("unreadable", describe_record_error(error).removeprefix(f"{path}").lstrip(",: "))
 
 
 def _find_byte_errors(path: Path) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from mamf.errors import (
     describe_error,
     get_catchable_plugin_errors,
 )
-from mamf.kernel import Prepared
+from mamf.kernel import PreparedKernel
 from mamf.measurement import make_dtype_label
 from mamf.operations.matmul.operation import choose_search_kernels
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
@@ -125,7 +125,7 @@ def choose_working_kernels(
     raise faults[0]
 
 
-def _time_prepared_launch(prepared: Prepared, backend: Backend) -> float:
+def _time_prepared_launch(prepared: PreparedKernel, backend: Backend) -> float:
     CheckedKernel(prepared).warm_up_and_verify(backend)
     seconds = []
     for _ in range(_PROBE_LAUNCH_COUNT):

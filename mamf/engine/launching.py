@@ -15,7 +15,7 @@ from mamf.backend import Backend
 from mamf.engine.measure import classify_error
 from mamf.engine.regimes.base import CheckedKernel, launch_between_marks
 from mamf.errors import DeviceError, MamfError, UnsupportedError, get_catchable_plugin_errors
-from mamf.kernel import AnyKernel, Verdict, explain_unsupported
+from mamf.kernel import AnyKernel, Verdict, explain_unsupported_launch
 
 #: A function that takes a launch, calls it, and returns the names of the kernels that it ran on the device.
 DeviceKernelFinder = Callable[[Callable[[], object]], Sequence[str]]
@@ -61,7 +61,7 @@ def launch_in_profiler_window(
     Raises UnsupportedError if the kernel does not support the problem, WrongResultError if a result is wrong, and
     DeviceError if a launch fails.
     """
-    if reason := explain_unsupported(kernel, backend, problem, shape):
+    if reason := explain_unsupported_launch(kernel, backend, problem, shape):
         raise UnsupportedError(reason)
     try:
         with kernel.apply_settings(backend, problem):

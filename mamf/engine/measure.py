@@ -14,7 +14,7 @@ from mamf.ceilings.ceiling import CONFIRM_PHASE
 from mamf.engine.regimes import Regime, Samples, StoppingRule, SustainedRegime
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.errors import UnsupportedError, describe_error, get_catchable_plugin_errors
-from mamf.kernel import AnyKernel, Verdict, explain_unsupported
+from mamf.kernel import AnyKernel, Verdict, explain_unsupported_launch
 from mamf.measurement import TERA, Conditions, Measurement, MeasurementStatus, find_timer_calibration
 from mamf.operations.unknown import get_operation
 from mamf.plans import ALL_CLOCKS, BEST_CLOCK, FIND, NO_CLOCK, SWEEP, Plan
@@ -153,7 +153,7 @@ class _RowMeasurement:
 
     def measure_row(self) -> Measurement:
         backend, kernel, problem, shape = self.regime.backend, self.kernel, self.problem, self.shape
-        if reason := explain_unsupported(kernel, backend, problem, shape):
+        if reason := explain_unsupported_launch(kernel, backend, problem, shape):
             return self.make_row("unsupported", reason)
         sets = self.regime.choose_operand_set_count(problem, shape, backend.info.cache_bytes)
         with kernel.apply_settings(backend, problem):
@@ -162,16 +162,16 @@ class _RowMeasurement:
             )
             # Compile, tune and verify before any timed launch.
             launch_seconds = checked.warm_up_and_verify(backend)
-            if kernel.must_fit_in_burst and self.regime.explain_why_too_long(launch_seconds):
+            if kernel.must_fit_in_burst and self.regime.explain_too_long_launch(launch_seconds):
                 # Time more launches: the first one may have included compilation, and threads of the compiler may still
                 # keep the host busy.
                 launch_seconds = min(checked.time_launch(0, backend) for _ in range(_LAUNCHES_PER_TIME_ESTIMATE))
-                if reason := self.regime.explain_why_too_long(launch_seconds):
+                if reason := self.regime.explain_too_long_launch(launch_seconds):
                     return self.make_row("unsupported", reason)
             if kernel.reports_reserved_memory:
                 checked.poison_outputs()
                 backend.release_cached_memory()  # Do not count blocks that the allocator kept from earlier launches.
-            peak = measure_launch_bytes(backend, checked, problem, shape) if kernel.reports_memory else None
+            peak = measure_launch_memory_bytes(backend, checked, problem, shape) if kernel.reports_memory else None
             reserved = (
                 backend.read_peak_reserved_memory_bytes()
                 if kernel.reports_reserved_memory and peak is not None
@@ -294,7 +294,7 @@ def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, n
     return len(row.samples) < StoppingRule.min_samples
 
 
-def measure_launch_bytes(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:
+def measure_launch_memory_bytes(backend: Backend, checked: CheckedKernel, problem: Any, shape: Any) -> int | None:
     """Measure the bytes of device memory that one launch needs: operands, saved tensors and what the launch allocates.
     Other memory of the process does not count. Return None if the backend does not report memory.
     """

@@ -84,7 +84,7 @@ class Step(NamedTuple):
 
     - ``stopping_rule``: when to stop taking samples. The rule has no deadline; the runner adds one, the end of the
       run's budget.
-    - ``phase``, ``round``, ``is_reference``: fields of the row (see Measurement).
+    - ``phase``, ``round_number``, ``is_reference``: fields of the row (see Measurement).
     - ``is_reported``: True if the runner yields the row to the log; False if the strategy completes the row and yields
       it to the log itself.
     """
@@ -95,7 +95,7 @@ class Step(NamedTuple):
     regime: Regime
     stopping_rule: StoppingRule
     phase: str = ""
-    round: int = 0
+    round_number: int = 0
     is_reference: bool = False
     is_reported: bool = True
 
@@ -302,7 +302,7 @@ class Runner:
             self.skipped_step_count += 1
             return None
         self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
-        return replace(row, phase=step.phase, round_number=step.round, is_reference=step.is_reference)
+        return replace(row, phase=step.phase, round_number=step.round_number, is_reference=step.is_reference)
 
     def _require_answering_device(self, failed_row: Measurement) -> None:
         """Raise DeviceLostError if the device no longer answers. ``failed_row``: the row that the error passes to the
@@ -430,7 +430,7 @@ def make_failed_row(step: Step) -> Measurement:
         "failed",
         is_reference=step.is_reference,
         phase=step.phase,
-        round_number=step.round,
+        round_number=step.round_number,
     )
 
 

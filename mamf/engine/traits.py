@@ -106,8 +106,8 @@ def measure_traits(backend: Backend) -> MeasuredTraits:
         wake_up, reaction = probe.measure_wake_up(), probe.measure_load_reaction()
         recovery_seconds = (
             None
-            if reaction.seconds_until_slower is None
-            else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds_until_slower)
+            if reaction.seconds_until_slowdown is None
+            else probe.measure_recovery(reaction.first_launch_seconds, reaction.seconds_until_slowdown)
         )
     burst = _adapt_burst_traits(backend.burst_traits, wake_up, reaction, recovery_seconds)
     sustained = backend.sustained_traits
@@ -131,9 +131,9 @@ def _adapt_burst_traits(
             f"for at least {wake_up.wake_seconds:.2g} s after a rest, launches take {wake_up.slowdown_ratio:.2g} times "
             "as long as later launches"
         )
-    if reaction.seconds_until_slower is not None:
+    if reaction.seconds_until_slowdown is not None:
         train = min(
-            max(_TRAIN_SHARE_OF_REACTION * reaction.seconds_until_slower, _MIN_TRAIN_SECONDS), _MAX_TRAIN_SECONDS
+            max(_TRAIN_SHARE_OF_REACTION * reaction.seconds_until_slowdown, _MIN_TRAIN_SECONDS), _MAX_TRAIN_SECONDS
         )
         traits = replace(
             traits, train_seconds=train, longest_rest_seconds=recovery_seconds or traits.longest_rest_seconds
@@ -164,7 +164,7 @@ def measure_cache_bytes(backend: Backend) -> int | None:
         for size in sizes:
             launch = kernel.prepare(backend, problem, BandwidthShape(size // 2), pool).launches[0]
             seconds = _measure_launch_seconds(backend, launch, 1)
-            probe.queue_flushes_ahead()  # Without flushes ahead, small copies would wait for the host.
+            probe.queue_flushes_before_launches()  # Without flushes ahead, small copies would wait for the host.
             rates[size] = size / _measure_launch_seconds(
                 backend, launch, 3 if seconds > _MIN_LAUNCH_SECONDS else _COPY_LAUNCH_COUNT
             )
@@ -222,14 +222,14 @@ class WakeUp(NamedTuple):
 class LoadReaction(NamedTuple):
     """The reaction of a device to load that begins after a rest.
 
-    - ``seconds_until_slower``: seconds of load until launches become slower; None if they never do.
+    - ``seconds_until_slowdown``: seconds of load until launches become slower; None if they never do.
     - ``slowdown_share``: how much longer launches take under lasting load than at its start, as a share of
       ``first_launch_seconds``.
     - ``settling_seconds``: seconds of load until launch times no longer change; None if they still changed at the end.
     - ``first_launch_seconds``: device seconds of a launch at the start of the load.
     """
 
-    seconds_until_slower: float | None
+    seconds_until_slowdown: float | None
     slowdown_share: float
     settling_seconds: float | None
     first_launch_seconds: float
@@ -269,7 +269,7 @@ class _TraitProbe:
         self.flush_seconds = _measure_launch_seconds(backend, lambda: backend.flush_cache(_LEAD_FLUSH_BYTES), 5)
         self.wake_seconds = 0.0
 
-    def queue_flushes_ahead(self) -> None:
+    def queue_flushes_before_launches(self) -> None:
         """Queue cache flushes so that the device wakes up and the host gets ahead of it, as the burst regime does."""
         for _ in range(1 + int(max(_LEAD_SECONDS, self.wake_seconds) / self.flush_seconds)):
             self.backend.flush_cache(_LEAD_FLUSH_BYTES)
@@ -302,7 +302,7 @@ class _TraitProbe:
         Return the seconds of each launch.
         """
         backend = self.backend
-        self.queue_flushes_ahead()
+        self.queue_flushes_before_launches()
         marks = [backend.record_mark()]
         for _ in range(min(max(4, math.ceil(train_seconds / self.launch_seconds)), _MAX_TRAIN_LAUNCHES)):
             self.launch()
@@ -339,7 +339,7 @@ class _TraitProbe:
             default=0.0,
         )
         return LoadReaction(
-            seconds_until_slower=next(slower_starts, None)
+            seconds_until_slowdown=next(slower_starts, None)
             if settled_launch_seconds > _MIN_SLOWED_RATIO * first_launch_seconds
             else None,
             slowdown_share=settled_launch_seconds / first_launch_seconds - 1,
@@ -398,15 +398,15 @@ def _describe_findings(
         else "launches after a rest take as long as launches before it"
     )
     slowed = reaction.speedup_remark or f"launches do not become slower during {_LOAD_SECONDS:g} s of load"
-    if reaction.seconds_until_slower is not None:
+    if reaction.seconds_until_slowdown is not None:
         back = (
             "no rest restores the speed"
             if recovery_seconds is None
             else f"a rest of {recovery_seconds:g} s restores the speed"
         )
         slowed = (
-            f"after {reaction.seconds_until_slower * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%} "
-            f"longer than at the start of the load; {back}"
+            f"after {reaction.seconds_until_slowdown * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%}"
+            f" longer than at the start of the load; {back}"
         )
     size = (
         "mamf could not find the cache size from the bandwidth of copies"

@@ -282,7 +282,7 @@ class GradientObserver:
         for each in module.modules():
             if hasattr(each, "base_layer"):  # This module is an adapter of PEFT.
                 self._adapters |= set(each.modules()) - set(each.get_submodule("base_layer").modules())
-            if isinstance(each, torch.nn.ModuleList) and len(each) == formula.layers and not self._blocks:
+            if isinstance(each, torch.nn.ModuleList) and len(each) == formula.layer_count and not self._blocks:
                 self._blocks = [set(block.modules()) for block in each]
             if not isinstance(each, torch.nn.Embedding) and _count_weights(each):
                 if is_compiled:
@@ -303,20 +303,20 @@ class GradientObserver:
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
         # Scale the weight counts so that they add up to those of the formula, which counts only the experts of a token.
-        scale = self._formula.weights / layer_weights
+        scale = self._formula.weight_count / layer_weights
         scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
         trained_weights = sum(
             factor * _count_weights(each, counts_only_trained=True) for each, factor in scales.items()
         )
         input_weights = sum(scales[each] * _count_weights(each) for each in scales if self._has_input_gradient[each])
-        weights = self._formula.weights + adapter_weights
+        weights = self._formula.weight_count + adapter_weights
         trained_blocks = [any(self._has_input_gradient.get(each) for each in block) for block in self._blocks] or [True]
         return replace(
             self._formula,
-            weights=weights,
-            trained_share=trained_weights / weights,
-            input_share=input_weights / weights,
-            attention_share=sum(trained_blocks) / len(trained_blocks),
+            weight_count=weights,
+            trained_weight_share=trained_weights / weights,
+            input_gradient_share=input_weights / weights,
+            attention_gradient_share=sum(trained_blocks) / len(trained_blocks),
         )
 
 
@@ -412,7 +412,7 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
     total_tokens = token_count if type(token_count) is int else sum(each * length for each, length in sequence_counts)
     elements = max((math.prod(each.shape) for each in tensors), default=0)
     row_count = sample_count or 1
-    bounds, positions = (None, None) if tokens is not None else _find_document_bounds(fields)
+    bounds, positions = (None, None) if tokens is not None else _start_copying_document_bounds(fields)
     return BatchSizes(
         token_count=total_tokens or math.nan,
         sample_count=sample_count or math.nan,
@@ -425,7 +425,7 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
     )
 
 
-def _find_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
+def _start_copying_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
     """Start copying document bounds or, without bounds, token positions to the host. Return (bounds, positions)."""
     # If a sequence consists of packed documents, a tensor with one of these names contains 0 and then their ends.
     names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")

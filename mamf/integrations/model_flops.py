@@ -41,36 +41,36 @@ class WindowedLayers(NamedTuple):
 class ModelFlops:
     """The FLOP formula of one model.
 
-    - ``weights``: N, the number of weights that a token is multiplied with: linear layers, the experts that the token
-      uses, router and output layer. Embedding lookups do not count.
-    - ``layers``: the number of layers with attention.
+    - ``weight_count``: N, the number of weights that a token is multiplied with: linear layers, the experts that the
+      token uses, router and output layer. Embedding lookups do not count.
+    - ``layer_count``: the number of layers with attention.
     - ``attention_width``: the number of heads times the head dimension.
     - ``windows``: the groups of layers in which a query does not attend to all keys.
     - ``is_causal``: whether the model has a causal mask.
     - ``flop_per_sequence``: FLOP per sequence, in addition to the FLOP of its tokens.
     - ``fixed_length``: the length of every sequence if the model fixes it, or else 0.
     - ``encoder``: for an encoder-decoder, the formula of the encoder; the other fields then describe the decoder.
-    - ``head_weights``: the number of weights in the output layer. They are part of ``weights``.
+    - ``output_layer_weight_count``: the number of weights in the output layer. They are part of ``weight_count``.
 
     These shares are below 1 only for a partly frozen model:
 
-    - ``trained_share``: the share of weights that have a gradient.
-    - ``input_share``: the share of weights that are multiplied with an input that has a gradient.
-    - ``attention_share``: the share of layers whose attention has a backward pass.
+    - ``trained_weight_share``: the share of weights that have a gradient.
+    - ``input_gradient_share``: the share of weights that are multiplied with an input that has a gradient.
+    - ``attention_gradient_share``: the share of layers whose attention has a backward pass.
     """
 
-    weights: int
-    layers: int
+    weight_count: int
+    layer_count: int
     attention_width: int
     windows: tuple[WindowedLayers, ...] = ()
     is_causal: bool = True
     flop_per_sequence: int = 0
     fixed_length: int = 0
     encoder: ModelFlops | None = None
-    head_weights: int = 0
-    trained_share: float = 1.0
-    input_share: float = 1.0
-    attention_share: float = 1.0
+    output_layer_weight_count: int = 0
+    trained_weight_share: float = 1.0
+    input_gradient_share: float = 1.0
+    attention_gradient_share: float = 1.0
 
     def compute_flop_per_token(self, sequence_length: int, causal: bool = False) -> float:
         """Return the FLOP per token of a sequence, forward and backward.
@@ -80,15 +80,17 @@ class ModelFlops:
         """
         if self.encoder is not None:
             return self.compute_flop(1, sequence_length, sequence_length, causal) / sequence_length
-        weight_flop = 2 * self.weights * (1 + self.trained_share + self.input_share)
+        weight_flop = 2 * self.weight_count * (1 + self.trained_weight_share + self.input_gradient_share)
         attention_flop = (
-            self._compute_attention_flop_per_token(sequence_length, causal) * (1 + 2 * self.attention_share) / 3
+            self._compute_attention_flop_per_token(sequence_length, causal)
+            * (1 + 2 * self.attention_gradient_share)
+            / 3
         )
         return weight_flop + attention_flop + self.flop_per_sequence / sequence_length
 
     def compute_output_layer_flop(self, tokens: float) -> float:
         """Return the FLOP of the output layer for ``tokens`` tokens, forward and backward."""
-        return 2 * self.head_weights * tokens * (1 + self.trained_share + self.input_share)
+        return 2 * self.output_layer_weight_count * tokens * (1 + self.trained_weight_share + self.input_gradient_share)
 
     def compute_flop(self, sequences: int, length: int, targets: int | None = None, causal: bool = False) -> float:
         """Return the FLOP of ``sequences`` sequences of ``length`` tokens, forward and backward.
@@ -98,13 +100,13 @@ class ModelFlops:
         if self.encoder is None:
             return sequences * length * self.compute_flop_per_token(length, causal)
         targets, length = targets or length, self.encoder.fixed_length or length
-        cross_attention = 12 * self.layers * self.attention_width * length
+        cross_attention = 12 * self.layer_count * self.attention_width * length
         flop_per_target = replace(self, encoder=None).compute_flop_per_token(targets, causal) + cross_attention
         return sequences * (length * self.encoder.compute_flop_per_token(length) + targets * flop_per_target)
 
     def _compute_attention_flop_per_token(self, length: int, causal: bool) -> float:
         """Return the FLOP of attention per token, forward and backward, for a model without frozen layers."""
-        full_attention = WindowedLayers(self.layers - sum(window.layer_count for window in self.windows), length)
+        full_attention = WindowedLayers(self.layer_count - sum(window.layer_count for window in self.windows), length)
         counts_half = causal and self.is_causal
         keys = sum(
             window.layer_count * _compute_mean_key_count(window, length, counts_half)
@@ -128,7 +130,7 @@ def model_flops(model: Any) -> ModelFlops:
     ...     model_type="gpt2", hidden_size=768, num_hidden_layers=12, num_attention_heads=12, vocab_size=50257
     ... )
     >>> flops = mamf.model_flops(gpt2)
-    >>> f"{flops.weights / 1e6:.1f} M weights, {flops.compute_flop_per_token(1024) / 1e6:.1f} MFLOP a token"
+    >>> f"{flops.weight_count / 1e6:.1f} M weights, {flops.compute_flop_per_token(1024) / 1e6:.1f} MFLOP a token"
     '123.5 M weights, 854.4 MFLOP a token'
     """
     if isinstance(model, ModelFlops):
@@ -185,15 +187,15 @@ class _ArchitectureReader:
         mlp_weights += sparse_layer_count * (experts + (self.evaluate_term("router") if sparse_layer_count else 0))
         encoder, head_weights = self.section["encoder"], self.evaluate_term("head") if has_output_layer else 0
         return ModelFlops(
-            weights=layers * self.evaluate_term("projections") + mlp_weights + head_weights,
-            layers=layers,
+            weight_count=layers * self.evaluate_term("projections") + mlp_weights + head_weights,
+            layer_count=layers,
             attention_width=self.evaluate_term("width"),
             windows=tuple(self._list_windowed_layers(layers)),
             is_causal=self.section["mask"] == "causal",
             flop_per_sequence=self.evaluate_term("sequence"),
             fixed_length=self.evaluate_term("positions"),
             encoder=_ArchitectureReader(self.config, encoder).make_formula() if encoder else None,
-            head_weights=head_weights,
+            output_layer_weight_count=head_weights,
         )
 
     def evaluate_term(self, name: str) -> int:

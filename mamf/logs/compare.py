@@ -124,7 +124,7 @@ class RowPair:
         """
         if self.a.celsius is None or self.b.celsius is None:
             return 0.0
-        return max(self.a.loss_per_degree, self.b.loss_per_degree) * abs(self.a.celsius - self.b.celsius)
+        return max(self.a.speed_loss_per_degree, self.b.speed_loss_per_degree) * abs(self.a.celsius - self.b.celsius)
 
     @property
     def interval(self) -> Interval:
@@ -161,7 +161,7 @@ class RowPair:
             return "FASTER"
         return "SLOWER" if strict_interval.high < 1 else "UNDECIDED"
 
-    def is_too_short(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
+    def was_measured_too_briefly(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether the row was measured for too short a time: its interval is wider than the tolerance, so its
         verdict cannot be SAME.
         """
@@ -196,7 +196,7 @@ class RowPair:
             "ratio_interval_high": interval.high,
             "coverage_at_least": interval.coverage,
             "verdict": self.decide_verdict(tolerance),
-            "is_too_short": self.is_too_short(tolerance),
+            "is_too_short": self.was_measured_too_briefly(tolerance),
             "is_regression": self.is_regression(tolerance),
         }
 
@@ -213,7 +213,7 @@ class Comparison(NotebookTable):
       the other side, or None if the other side did not measure the row.
     - ``ignored_differences``: the fields that pairing ignored, because their values differ between the logs.
     - ``noted_differences``: the differences in software and settings, which do not prevent a comparison.
-    - ``forced_differences``: the differences that make the logs incomparable, if the user asked to compare the logs
+    - ``overridden_differences``: the differences that make the logs incomparable, if the user asked to compare the logs
       anyway.
     - ``run_order``: the order in which the runs of the two sides were measured.
     - ``pooled_rows``: for each regime, one ratio from all its rows.
@@ -227,7 +227,7 @@ class Comparison(NotebookTable):
     rows_only_in_b: tuple[tuple[ComparedRow, ComparedRow | None], ...]
     ignored_differences: tuple[Difference, ...] = ()
     noted_differences: tuple[Difference, ...] = ()
-    forced_differences: tuple[Difference, ...] = ()
+    overridden_differences: tuple[Difference, ...] = ()
     run_order: RunOrder = SEPARATE_RUNS
     pooled_rows: tuple[PooledRows, ...] = ()
 
@@ -255,14 +255,14 @@ class Comparison(NotebookTable):
         """Return the pairs that are certainly slower in B and by more than the tolerance, slowest first."""
         return [pair for pair in self.pairs if pair.is_regression(tolerance)]
 
-    def is_slower(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
+    def is_b_slower(self, tolerance: float = DEFAULT_COMPARISON_TOLERANCE) -> bool:
         """Return whether B is slower than A, which is true if any single row, or the pooled rows of any regime, is a
         regression.
         """
         return bool(self.find_regressions(tolerance)) or any(each.is_regression(tolerance) for each in self.pooled_rows)
 
 
-def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
+def compare_logs(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: bool = False) -> Comparison:
     """Compare two logs, or several equal runs on each side, row by row.
 
     If the runs are from different cards, and the logs of both sides contain the measured clock of the compute units,
@@ -295,7 +295,7 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
         and all(any(row.used_cycle_share is not None for row in rows) for rows in (rows_a, rows_b))
     )
     if in_cycles:
-        rows_a, rows_b = ([row.convert_to_cycles() for row in rows] for rows in (rows_a, rows_b))
+        rows_a, rows_b = ([row.convert_to_cycle_share() for row in rows] for rows in (rows_a, rows_b))
     forced = [each for each in differences if not (in_cycles and each.is_card_difference)]
     if forced and not anyway:
         reasons = ", ".join(map(str, dict.fromkeys(forced)))
@@ -313,13 +313,13 @@ def compare(a: RunLog | Sequence[RunLog], b: RunLog | Sequence[RunLog], anyway: 
     comparison = replace(
         comparison,
         log_paths=(paths_a, paths_b),
-        forced_differences=tuple(dict.fromkeys(forced)),
+        overridden_differences=tuple(dict.fromkeys(forced)),
         noted_differences=noted,
     )
-    return add_order_and_pooled_rows(comparison, find_run_order(side_a, side_b))
+    return add_run_order_and_pooled_rows(comparison, find_run_order(side_a, side_b))
 
 
-def add_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Comparison:
+def add_run_order_and_pooled_rows(comparison: Comparison, run_order: RunOrder) -> Comparison:
     """Return a copy of a comparison with the order in which its runs were measured, and with the pooled rows of each
     regime.
     """

@@ -127,7 +127,7 @@ class ComparedRow:
     - ``repetition_count``: in a log of ``mamf guard``, the number of repeated measurements that gave the rate.
     - ``error``: the error of the rate between runs, if it is known. ``seconds_per_launch``: inf if unknown.
     - ``run_rates``: the rate in each run, if several runs were averaged.
-    - ``celsius``, ``loss_per_degree``: the temperature, if it is known, and the relative loss of speed per degree.
+    - ``celsius``, ``speed_loss_per_degree``: the temperature, if known, and the relative loss of speed per degree.
     - ``used_cycle_share``, ``cycles_error``: the share of the compute units' cycles that the kernel used
       (mamf.plausibility), and how much this share differs between cards; None if unknown.
     - ``device``: UUID or index of the device; empty for the first device of the run.
@@ -151,7 +151,7 @@ class ComparedRow:
     seconds_per_launch: float = math.inf
     run_rates: tuple[float, ...] = ()
     celsius: float | None = None
-    loss_per_degree: float = 0.0
+    speed_loss_per_degree: float = 0.0
     used_cycle_share: float | None = None
     cycles_error: FigureUncertainty | None = None
 
@@ -166,7 +166,7 @@ class ComparedRow:
             self, pairing_fields={key: each for key, each in self.pairing_fields.items() if key not in names}
         )
 
-    def convert_to_cycles(self) -> ComparedRow:
+    def convert_to_cycle_share(self) -> ComparedRow:
         """Return a copy whose rate is the percentage of the compute units' cycles that the kernel used.
 
         This share is the same on all cards of one architecture, so the result does not depend on the speed of the card.
@@ -182,7 +182,7 @@ class ComparedRow:
             interval=Interval(percent * (1 - half), percent * (1 + half), CONFIDENCE),
             error=self.cycles_error,
             run_rates=(),
-            loss_per_degree=0.0,
+            speed_loss_per_degree=0.0,
             device="",
             device_speed=1.0,
             device_speed_half_width=0.0,
@@ -273,7 +273,7 @@ def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[
         ),
         seconds_per_launch=measurements[0].seconds,
         celsius=compute_median_ignoring_none(row.conditions.celsius for row in measurements),
-        loss_per_degree=choose_repeatability(measurements).per_degree,
+        speed_loss_per_degree=choose_repeatability(measurements).per_degree,
         used_cycle_share=compute_median_ignoring_none(row.conditions.used_cycle_share for row in measurements),
         cycles_error=_compute_cycles_error(measurements[0].regime, measurements[0].problem),
     )
@@ -352,7 +352,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         error=compute_error_between_runs(error, ceiling.regime, ceiling.round_count),
         seconds_per_launch=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
-        loss_per_degree=known.per_degree,
+        speed_loss_per_degree=known.per_degree,
         used_cycle_share=ceiling.conditions.used_cycle_share,
         cycles_error=_compute_cycles_error(ceiling.regime, ceiling.problem),
     )

@@ -95,7 +95,7 @@ def list_guarded_rows(log: RunLog, compared_figure: str) -> list[ComparedRow]:
     ``cycles``, as in COMPARED_FIGURES.
     """
     return (
-        [each.convert_to_cycles() for each in list_compared_rows(log)]
+        [each.convert_to_cycle_share() for each in list_compared_rows(log)]
         if compared_figure == COMPARE_CYCLES
         else list_compared_rows(log)
     )
@@ -107,7 +107,7 @@ def needs_repetition(baseline: ComparedRow, measurements: Sequence[Measurement],
     ``baseline``: the row in the earlier log. ``measurements``: all measurements of the row so far, in order.
     """
     now = combine_measurements(measurements)
-    now = now.convert_to_cycles() if baseline.unit == CYCLES_UNIT else now
+    now = now.convert_to_cycle_share() if baseline.unit == CYCLES_UNIT else now
     before = baseline.scale_to_device_of(now)
     if before.rate is None or any(row.status == "wrong_result" for row in measurements):
         return False
@@ -198,7 +198,7 @@ def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
     return is_too_wide or interval.coverage < MIN_INTERVAL_COVERAGE or not pair.has_known_intervals
 
 
-def list_half_widths(log: RunLog) -> list[tuple[float, ComparedRow]]:
+def list_half_widths_and_rows(log: RunLog) -> list[tuple[float, ComparedRow]]:
     """Return a pair (half width, row) for each row with a rate, the widest interval first.
 
     The half width of the row's 95 % interval is a share of the rate, and infinite if the interval is unknown.
@@ -221,7 +221,7 @@ _CLAIM_VERDICT_BY_ROW_VERDICT = {"SAME": "reproduced", "FASTER": "faster", "SLOW
 _NORMAL_95_HALF_WIDTH, _SAME_CLOCK_TOLERANCE = 1.96, 0.005
 
 
-def make_claims(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceOptions:
+def make_reproduce_options(log: RunLog, max_claims_per_group: int | None = 1) -> ReproduceOptions:
     """Turn the best rows of a log into claims: rates that another run can measure again.
 
     ``max_claims_per_group``: the maximum number of claims for each regime and problem; None for all rows. Raises
@@ -323,7 +323,9 @@ def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence
         error=claim.error or replace(here.error, own=scatter),
     )
     if claim.cycles_used and here.used_cycle_share and here.cycles_error:
-        there, here = (each.convert_to_cycles() for each in (replace(there, used_cycle_share=claim.cycles_used), here))
+        there, here = (
+            each.convert_to_cycle_share() for each in (replace(there, used_cycle_share=claim.cycles_used), here)
+        )
     return replace(
         judged,
         pair=RowPair(here.pairing_fields, there, here, row_count=max(options.chosen_from, len(options.claims))),

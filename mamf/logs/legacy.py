@@ -22,7 +22,7 @@ from mamf.logs.run_log import (
     MALFORMED_LOG_ERRORS,
     SCHEMA_VERSION,
     ReadProgressCallback,
-    describe_error,
+    describe_record_error,
     explain_unreadable_schema,
     parse_record,
     read_lines,
@@ -130,7 +130,7 @@ def _make_reported_record(row: ReportedFigures) -> dict[str, Any]:
     }
 
 
-def read_legacy_or_none(path: Path, on_read: ReadProgressCallback | None = None) -> FinderRun | None:
+def read_legacy_log_or_none(path: Path, on_read: ReadProgressCallback | None = None) -> FinderRun | None:
     """Read a log of the tier ``legacy``. Returns None if the log has another tier, because mamf itself wrote it.
 
     Raises RunLogError if the file cannot be read.
@@ -173,5 +173,5 @@ def build_legacy_run(path: Path, records: Iterator[dict[str, Any]]) -> FinderRun
     except RunLogError:
         raise
     except MALFORMED_LOG_ERRORS as error:
-        raise RunLogError(f"{path}: {describe_error(error)}; import the original log again") from None
+        raise RunLogError(f"{path}: {describe_record_error(error)}; import the original log again") from None
     return run

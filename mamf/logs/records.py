@@ -237,7 +237,7 @@ def get_utc_time() -> str:
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
-def _make_loggable(count: int) -> int | float:
+def _convert_count_for_log(count: int) -> int | float:
     """Return a count, converted to a float if it does not fit in a 64-bit integer."""
     return count if count < 2**63 else float(count)
 
@@ -251,8 +251,8 @@ def make_measurement_record(row: Measurement) -> dict[str, Any]:
     record = MeasurementRecord(
         operation=row.operation,
         shape=operation.make_shape_record(row.shape),
-        flop=_make_loggable(round(work.flop)),
-        bytes=_make_loggable(work.nbytes),
+        flop=_convert_count_for_log(round(work.flop)),
+        bytes=_convert_count_for_log(work.nbytes),
         unit=work.unit,
         kernel=row.kernel,
         dtype=row.problem.dtype,

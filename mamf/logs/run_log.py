@@ -245,14 +245,14 @@ def build_run_log(path: Path, records: Iterable[tuple[int, dict[str, Any]]]) -> 
         try:
             add_record(log, record)
         except MALFORMED_LOG_ERRORS as error:
-            raise RunLogError(f"{path}, line {number}: {describe_error(error)}", number - 1) from None
+            raise RunLogError(f"{path}, line {number}: {describe_record_error(error)}", number - 1) from None
     log.header = add_sharing_to_header(log.header, log.summary)
     log.all_rows = add_device_speeds(log.measurements)
     log.measurements = add_device_speeds(keep_latest_rows(log.measurements))
     return log
 
 
-def describe_error(error: Exception) -> str:
+def describe_record_error(error: Exception) -> str:
     """Describe in one line what is wrong with a record. ``error``: the exception that reading the record raised."""
     if isinstance(error, KeyError):
         return f"field {error} is missing"
@@ -295,7 +295,7 @@ def _check_header(path: Path, record: dict[str, Any]) -> dict[str, Any]:
             header["devices"] = devices[1:]
         read_plan_record(header["plan"])
     except MALFORMED_LOG_ERRORS as error:
-        raise RunLogError(f"{path}, line 1: {describe_error(error)}") from None
+        raise RunLogError(f"{path}, line 1: {describe_record_error(error)}") from None
     return header
 
 

@@ -26,7 +26,7 @@ _LOG_NAME_PATTERN = re.compile(r"(device|rank)(\d{1,6})(-\w*\d\w*)?\.jsonl")
 _FIELDS_THAT_MAY_DIFFER = {"shapes", "layers", "searches", "budget_seconds"}
 
 
-def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
+def find_shared_run_logs(folder: Path, device: int | None = None) -> list[Path]:
     """Return the paths of the logs of a shared run in a folder, sorted by device. Returns an empty list if the folder
     has no shared run.
 
@@ -40,8 +40,8 @@ def find_shared_logs(folder: Path, device: int | None = None) -> list[Path]:
     return [path for _, path in sorted(named, key=lambda each: (int(each[0][2]), each[0][3] or ""))]
 
 
-def is_shared_folder(path: Path) -> bool:
-    return path.is_dir() and bool(find_shared_logs(path))
+def is_shared_run_folder(path: Path) -> bool:
+    return path.is_dir() and bool(find_shared_run_logs(path))
 
 
 def read_log_or_shared_run(*paths: Path) -> RunLog:
@@ -51,7 +51,7 @@ def read_log_or_shared_run(*paths: Path) -> RunLog:
     """
     if len(paths) == 1 and not paths[0].is_dir():
         return read_run_log(paths[0])
-    files = [each for path in paths for each in (find_shared_logs(path) if path.is_dir() else [path])]
+    files = [each for path in paths for each in (find_shared_run_logs(path) if path.is_dir() else [path])]
     if not files:
         raise UsageError(
             f"{paths[0]} has no logs of a shared run, such as device0.jsonl or rank0.jsonl: pass another path"
@@ -65,7 +65,7 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
     The ceilings are those of the first device. ``path``: the folder of the logs, which becomes the path of the joined
     log. Raises UsageError for logs that do not belong to one run.
     """
-    indices = _number_devices(logs)
+    indices = _assign_device_numbers(logs)
     by_start = sorted(logs, key=lambda log: (log.header.get("started", ""), indices[log.path]))
     first = min(by_start, key=lambda log: indices[log.path])
     plan = _join_plans(logs, first)
@@ -92,7 +92,7 @@ def join_logs(logs: Sequence[RunLog], path: Path) -> RunLog:
     )
 
 
-def _number_devices(logs: Sequence[RunLog]) -> dict[Path, int]:
+def _assign_device_numbers(logs: Sequence[RunLog]) -> dict[Path, int]:
     """Choose a number for the device of each log. Returns the numbers by path of the log.
 
     The number is the index of the device if all indices differ. Otherwise the devices are in several machines, and get

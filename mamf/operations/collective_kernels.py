@@ -18,7 +18,7 @@ import torch.distributed
 from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
 from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailability, poison_tensor, view_as_words
 
@@ -57,7 +57,7 @@ class TorchDistributed(CollectiveKernel):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         buffers, error = None, None
         try:
             buffers_by_name = problem.list_buffers(shape)
@@ -77,7 +77,7 @@ class TorchDistributed(CollectiveKernel):
             *buffers,
             make_process_group(problem.blocks, buffers[0].device.type),
         )
-        return Prepared(
+        return PreparedKernel(
             launches=[collective.launch] * sets,
             verify=lambda index, result: collective.verify(),
             poison_outputs=lambda returned: collective.poison_outputs(),

@@ -9,7 +9,7 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.errors import UnsupportedError
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 from mamf.operations.copies import CopyKernel, CopyProblem, CopyShape
 from mamf.operations.operand_sets import ChangeDetector, explain_torch_unavailability, poison_tensor, view_as_words
 
@@ -34,7 +34,7 @@ class TorchCopies(CopyKernel):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         device_buffer = pool.take_buffer("own", *problem.list_buffers(shape)["own"])
         other_buffer = allocate_peer_or_host_buffer(device_buffer, problem, backend)
         source, target = (
@@ -56,7 +56,7 @@ class TorchCopies(CopyKernel):
             backend.synchronize()  # Wait for queued copies, which could overwrite the new values of the target.
             poison_tensor(target)
 
-        return Prepared(
+        return PreparedKernel(
             launches=[launch] * sets,
             verify=verify,
             poison_outputs=poison_target,

@@ -105,7 +105,7 @@ def _verify_entries_in_chunks(
     residual_squares, c_squares, worst_ratios, projections, expected_squares = torch.stack(statistics).T.tolist()
     error = divide_or_return_inf(math.sqrt(sum(residual_squares)), math.sqrt(sum(c_squares)))
     if not problem.tolerance or not math.isfinite(error):
-        return Verdict(error, problem.tolerance, reference=_REFERENCE_DESCRIPTION)
+        return Verdict(error, problem.tolerance, reference_arithmetic=_REFERENCE_ARITHMETIC)
     sum_count = sum(part.c.shape[0] * part.c.shape[1] for part in tall_parts) * VECTORS_PER_TEST
     worst_ratio = max(worst_ratios)
     rounding_error = max(problem.max_rounding_error, error)
@@ -134,11 +134,11 @@ def _verify_entries_in_chunks(
     # The estimated error is random and may exceed the true error by up to this factor, so divide by the factor. It is a
     # bound for sums of squares of normal random numbers (Laurent and Massart, 2000).
     chance_factor = math.sqrt(1 + 2 * math.sqrt(chance_share) + 2 * chance_share)
-    return Verdict(error / chance_factor, problem.tolerance, reference=_REFERENCE_DESCRIPTION, reason=reason)
+    return Verdict(error / chance_factor, problem.tolerance, reference_arithmetic=_REFERENCE_ARITHMETIC, reason=reason)
 
 
 #: How verdicts describe the reference, that is, the computation with which mamf compares C.
-_REFERENCE_DESCRIPTION = "A (B x) for random x"
+_REFERENCE_ARITHMETIC = "A (B x) for random x"
 
 
 def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_elements: int) -> Verdict:
@@ -162,7 +162,9 @@ def _verify_rounded_entries(parts: Sequence[MatmulPart], scale: float, chunk_ele
             squared_error += (output - expected).square().sum().item()
             squared_norm += expected.square().sum().item()
     return Verdict(
-        divide_or_return_inf(math.sqrt(squared_error), math.sqrt(squared_norm)), 0.0, reference=_REFERENCE_DESCRIPTION
+        divide_or_return_inf(math.sqrt(squared_error), math.sqrt(squared_norm)),
+        0.0,
+        reference_arithmetic=_REFERENCE_ARITHMETIC,
     )
 
 

@@ -22,7 +22,7 @@ from typing import ClassVar, TypeVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailability
-from mamf.kernel import CELL_SIZE, Buffer, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
+from mamf.kernel import CELL_SIZE, Buffer, Kernel, PreparedKernel, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.torch_backend import TorchBackend
 
 ResultT = TypeVar("ResultT")
@@ -36,8 +36,8 @@ class OperandSet:
     """The operands of one launch, and the functions that run and check it.
 
     - ``launch``: runs the kernel once. It returns its output, or None if it writes to ``outputs``.
-    - ``verify``, ``verify_whole_output``, ``queue_checksum``, ``locate_wrong_cells``: as in ``Prepared``, but without
-      the index of the operand set. ``is_deterministic`` and ``verify_special_values`` are as in ``Prepared``.
+    - ``verify``, ``verify_whole_output``, ``queue_checksum``, ``locate_wrong_cells``: as in ``PreparedKernel``, but
+      without the index of the operand set. ``is_deterministic`` and ``verify_special_values`` have the same meaning.
     - ``outputs``: the tensors that the launch writes.
     - ``change_operands``: queues a random change of the operands. Then ``verify`` expects the result for the changed
       operands. None: the operands never change. ``restore_operands``: undoes all changes.
@@ -91,7 +91,7 @@ class TorchKernel(Kernel[ProblemT, ShapeT]):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         kernel, buffers = self.configure_for_shape(backend, problem, shape), problem.list_buffers(shape, sets, rewrite)
         tensors = take_pool_buffers(pool, buffers)
         source = tensors.pop(_REWRITE_BUFFER_NAME, None)
@@ -131,8 +131,8 @@ def combine_operand_sets(
     sets: Sequence[OperandSet],
     find_changed_operands: Callable[[], Sequence[str]],
     extra_bytes_per_set: int = 0,
-) -> Prepared:
-    """Combine operand sets into a ``Prepared``, the object that the engine measures.
+) -> PreparedKernel:
+    """Combine operand sets into a ``PreparedKernel``, the object that the engine measures.
 
     ``find_changed_operands``: returns the names of operands that launches have modified. It is called after all random
     changes are undone. ``extra_bytes_per_set``: the device memory of each set in addition to its operands.
@@ -156,7 +156,7 @@ def combine_operand_sets(
         ]
 
     changing_functions = [each.change_operands for each in sets if each.change_operands]
-    return Prepared(
+    return PreparedKernel(
         launches=[each.launch for each in sets],
         verify=lambda index, result: sets[index].verify(result),
         verify_whole_output=_combine_checks([each.verify_whole_output for each in sets]),

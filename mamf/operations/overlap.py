@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from mamf.backend import MIB, Backend, DeviceInfo, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import BaseShape, UnsupportedError, UsageError
-from mamf.kernel import AnyKernel, Buffer, Kernel, Prepared, Work
+from mamf.kernel import AnyKernel, Buffer, Kernel, PreparedKernel, Work
 from mamf.operation import CheckedProblem, describe
 from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthProblem, BandwidthShape, ByteSizedOperation
 from mamf.operations.collective import COLLECTIVE_NAMES, CollectiveKernel, CollectiveProblem, CollectiveShape
@@ -135,7 +135,7 @@ class OverlapProblem(CheckedProblem):
     def compute_work(self, shape: OverlapShape) -> Work:
         problem, timed_shape = self.get_timed_problem_and_shape(shape)
         timed_work: Work = problem.compute_work(timed_shape)
-        return replace(timed_work, convention=f"{self.work_names[0]}: {timed_work.convention}")
+        return replace(timed_work, counting_convention=f"{self.work_names[0]}: {timed_work.counting_convention}")
 
     @property
     def work_names(self) -> tuple[str, str]:
@@ -202,7 +202,7 @@ class WorkPairKernel(Kernel[OverlapProblem, OverlapShape]):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         kernel, counted_problem_and_shape = (
             self.get_timed_kernel(backend, problem),
             problem.get_timed_problem_and_shape(shape),

@@ -13,7 +13,7 @@ from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import UsageError
 from mamf.kinds.kind import ReportOptions, build_confirmed_roofs
 from mamf.kinds.registry import get_kind, make_log_chart, make_run_title
-from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.legacy import FinderRun, read_legacy_log_or_none
 from mamf.logs.recording import PYTHON_COMMAND
 from mamf.logs.run_log import RunLog, parse_record, read_lines, read_run_log
 from mamf.logs.shared_runs import read_log_or_shared_run
@@ -146,7 +146,7 @@ def read_log_content(path: Path) -> LogContent:
     """Read a log of any kind, or a folder that a run on several devices wrote. Raises RunLogError for other files."""
     if path.is_dir():
         return make_run_log_content(read_log_or_shared_run(path))
-    if (imported := read_legacy_or_none(path)) is not None:
+    if (imported := read_legacy_log_or_none(path)) is not None:
         return make_finder_content(path.name, imported)
     if (profiled := read_profile_or_none(path)) is not None:
         return make_profile_content(path, *profiled)

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, MamfWarning, RunLogError, UsageError
-from mamf.logs.compare import compare
+from mamf.logs.compare import compare_logs
 from mamf.logs.run_log import RunLog
-from mamf.logs.shared_runs import is_shared_folder
+from mamf.logs.shared_runs import is_shared_run_folder
 from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
 from mamf.node.report import make_node_chart, make_node_document
 from mamf.node.verdict import judge_devices
@@ -41,7 +41,7 @@ def make_report_page(paths: Sequence[Path], track_logs: Callable[[Sequence[Path]
 
     ``track_logs``: a function that wraps the iteration over the logs, for example to show a progress bar.
     """
-    folders = [path for path in paths if path.is_dir() and not is_shared_folder(path)]
+    folders = [path for path in paths if path.is_dir() and not is_shared_run_folder(path)]
     if len(paths) == len(folders) == 1:
         return _make_folder_page(paths[0], track_logs)
     sources = [read_log_content(path) for path in track_logs([path for path in paths if path not in folders])]
@@ -205,7 +205,7 @@ def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     if len(sources) != 2 or logs[0].plan.operation != logs[1].plan.operation:
         return []
     try:
-        document = make_comparison_document(compare(logs[:1], logs[1:], False), DEFAULT_COMPARISON_TOLERANCE)
+        document = make_comparison_document(compare_logs(logs[:1], logs[1:], False), DEFAULT_COMPARISON_TOLERANCE)
     except MamfError as error:
         reason = str(error).partition("; --")[0]
         for log in logs:  # readers share pages, so a page must not show folders of this machine

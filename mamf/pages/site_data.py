@@ -24,7 +24,7 @@ from mamf.contribution.collection import (
 from mamf.contribution.rules import LOG_TIERS
 from mamf.dtypes import DTYPES
 from mamf.kinds.registry import make_run_title
-from mamf.logs.legacy import FinderRun, read_legacy_or_none
+from mamf.logs.legacy import FinderRun, read_legacy_log_or_none
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Rate, group_pairs
 from mamf.peaks import DatasheetRate, find_datasheet_rate
@@ -129,7 +129,7 @@ def read_site_data(root: Path) -> SiteData:
     rates: list[ResultRate] = []
     finder_logs: list[tuple[SiteLog, FinderRun]] = []
     for file in sorted(root.glob("*/*.jsonl")):
-        path, log = file.relative_to(root), read_legacy_or_none(file) or read_run_log(file)
+        path, log = file.relative_to(root), read_legacy_log_or_none(file) or read_run_log(file)
         if isinstance(log, FinderRun):
             description = f"mamf-finder {log.version or 'of unknown version'}, {log.dtype or 'dtype unknown'}"
             values = (log.device or UNKNOWN_NAME, description, log.started or "", log.software, UNKNOWN_NAME)

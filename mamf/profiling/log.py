@@ -25,7 +25,7 @@ from mamf.logs.records import get_utc_time, make_known_ceiling_record, read_know
 from mamf.logs.run_log import (
     MALFORMED_LOG_ERRORS,
     SCHEMA_VERSION,
-    describe_error,
+    describe_record_error,
     explain_unreadable_schema,
     parse_record,
     read_lines,
@@ -118,7 +118,7 @@ def read_profile_or_none(path: Path) -> tuple[str, Profile] | None:
                 )
         raise ValueError("the log has no summary, because its end was cut off: run 'mamf profile' again")
     except MALFORMED_LOG_ERRORS as error:
-        raise RunLogError(f"{path}, line {line_number}: {describe_error(error)}") from None
+        raise RunLogError(f"{path}, line {line_number}: {describe_record_error(error)}") from None
 
 
 def _make_profile_from_records(rows: Mapping[str, list[Any]], summary: dict[str, Any]) -> Profile:

@@ -79,7 +79,7 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     blocks: list[Block] = [
         Lines([*describe_runs(comparison), f"{describe_compared_figures(comparison)}{same}"]),
         table,
-        Lines([*together, *([] if comparison.forced_differences else [alarms])]),
+        Lines([*together, *([] if comparison.overridden_differences else [alarms])]),
         Lines(warnings),
         Answer(summarize_verdicts(comparison, tolerance)),
     ]
@@ -155,7 +155,7 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
             yield "the row has too few samples to decide"
         elif not pair.has_known_intervals:
             yield "the interval of A or of B is unknown: 'mamf show' of both logs says why"
-        elif pair.is_too_short(tolerance):
+        elif pair.was_measured_too_briefly(tolerance):
             yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
         else:
             percent = format_as_percent(tolerance)
@@ -192,7 +192,7 @@ def describe_runs(comparison: Comparison) -> list[str]:
     return [
         *lines,
         *describe_differences(
-            "these runs are not comparable, but --anyway compares them: ", comparison.forced_differences
+            "these runs are not comparable, but --anyway compares them: ", comparison.overridden_differences
         ),
         *describe_differences("rows are paired without the kernel, which differs: ", kernels),
         *describe_differences("the runs differ in ", comparison.noted_differences),
@@ -282,11 +282,11 @@ def make_comparison_data(comparison: Comparison, tolerance: float) -> dict[str, 
         "a": {"log": comparison.log_paths[0], "tier": comparison.a.tier, "header": comparison.a.header},
         "b": {"log": comparison.log_paths[1], "tier": comparison.b.tier, "header": comparison.b.header},
         "tolerance": tolerance,
-        "compared_anyway": [asdict(each) for each in comparison.forced_differences],
+        "compared_anyway": [asdict(each) for each in comparison.overridden_differences],
         "paired_without": [asdict(each) for each in comparison.ignored_differences],
         "differences": [asdict(each) for each in comparison.noted_differences],
         "design": comparison.run_order.description,
-        "chance_of_false_alarm": None if comparison.forced_differences else FALSE_ALARM_CHANCE,
+        "chance_of_false_alarm": None if comparison.overridden_differences else FALSE_ALARM_CHANCE,
         "together": [each.make_table_row(tolerance) for each in comparison.pooled_rows],
         **{
             key: [

@@ -72,7 +72,9 @@ def describe_counted_work(works: Iterable[Work]) -> str:
     """Return a line that explains how the FLOP and bytes of ``works`` are counted, without repeating an explanation:
     ``counted: 2*M*N*K; A and B read, C written, once each``.
     """
-    return "counted: " + "; ".join(dict.fromkeys(part for work in works for part in work.convention.split("; ")))
+    return "counted: " + "; ".join(
+        dict.fromkeys(part for work in works for part in work.counting_convention.split("; "))
+    )
 
 
 def make_rate_key(name: str, unit: str) -> str:
@@ -422,13 +424,17 @@ def make_interval_columns(
     read_interval: Callable[[RowT], Interval | None],
     name: str,
     format_value: Callable[[Interval], str] = format_interval,
+    read_shown_interval: Callable[[RowT], Interval | None] | None = None,
 ) -> list[Column[RowT]]:
     """Return a column that shows an interval to people, and two columns with its lower and upper end for CSV and JSON.
 
     ``name``: the key of each end, with ``{}`` in place of "low" or "high": ``rate_{}_tflops``.
+    ``read_shown_interval``: returns the interval for people, if its unit differs from that for CSV and JSON.
     """
     return [
-        Column("", "interval", read_interval, format_value, drop_priority=4, is_left_aligned=True),
+        Column(
+            "", "interval", read_shown_interval or read_interval, format_value, drop_priority=4, is_left_aligned=True
+        ),
         Column(name.format("low"), "", lambda row: (it := read_interval(row)) and it.low),
         Column(name.format("high"), "", lambda row: (it := read_interval(row)) and it.high),
     ]

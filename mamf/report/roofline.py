@@ -44,6 +44,7 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
+    choose_unit,
     format_count,
     format_four_digits,
     format_percent,
@@ -52,6 +53,7 @@ from mamf.report.document import (
     split_shared_parts,
 )
 from mamf.report.shares import describe_missing_roofs
+from mamf.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,6 +94,12 @@ def drop_shared_fields(points: Sequence[RooflinePoint]) -> tuple[list[RooflinePo
     return [replace(point, name=name) for point, name in zip(points, names, strict=True)], shared
 
 
+def _scale_interval_to_shown_unit(named: NamedCeiling) -> Interval:
+    """Return the interval of a ceiling in the unit in which the table shows the ceiling's rate."""
+    interval, (_, factor) = named.ceiling.interval, choose_unit(named.ceiling.unit, [named.ceiling.rate])
+    return replace(interval, low=factor * interval.low, high=factor * interval.high)
+
+
 def make_roofline_document(
     roofs: Roofs, points: Sequence[RooflinePoint], first_line: str, top: int | None = None
 ) -> Document:
@@ -127,7 +135,9 @@ def make_roofline_document(
             )
             for level in MEMORY_LEVELS
         ),
-        *make_interval_columns(lambda named: named.ceiling.interval, "rate_{}"),
+        *make_interval_columns(
+            lambda named: named.ceiling.interval, "rate_{}", read_shown_interval=_scale_interval_to_shown_unit
+        ),
         Column("at", "at", lambda named: format_row_name(named.ceiling), drop_priority=3, is_left_aligned=True),
         Column("kernel", "kernel", lambda named: named.ceiling.kernel, drop_priority=2, is_left_aligned=True),
     ]

@@ -301,7 +301,7 @@ class OperationContract:
     ) -> None:
         work = operation.make_problem(backend, {}).compute_work(operation.parse_shape(operation.shape_example))
         assert min(work.amount, work.nbytes) > 0
-        assert work.convention
+        assert work.counting_convention
         assert work.unit in ("TFLOPS", "TB/s")
 
     def test_rows_stay_equal_when_logged_and_read(

@@ -9,7 +9,7 @@ from functools import partial
 from typing import ClassVar
 
 from mamf.backend import Backend, OperandPool, Unavailability
-from mamf.kernel import CELL_SIZE, ComparisonFunction, Kernel, Prepared, ProblemT, ShapeT, Verdict, WrongCells
+from mamf.kernel import CELL_SIZE, ComparisonFunction, Kernel, PreparedKernel, ProblemT, ShapeT, Verdict, WrongCells
 from mamf.operations.attention.operation import AttentionKernel, AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthKernel, BandwidthProblem, BandwidthShape
 from mamf.operations.collective import CollectiveKernel, CollectiveProblem, CollectiveShape
@@ -55,7 +55,7 @@ class SimulatedKernel(Kernel[ProblemT, ShapeT]):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         assert isinstance(backend, SimulatedBackend)
         for name, buffer in problem.list_buffers(shape, sets, rewrite).items():
             pool.take_buffer(name, *buffer)
@@ -128,7 +128,7 @@ class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], Band
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         return super().prepare(backend, problem, shape, pool, problem.limit_operand_set_count(shape, sets), rewrite)
 
 
@@ -155,7 +155,7 @@ def prepare_simulated_launches(
     sets: int,
     tolerance: float,
     make_launch: Callable[[int], Callable[[], None]],
-) -> Prepared:
+) -> PreparedKernel:
     """Make the launches of a simulated kernel for ``sets`` operand sets, and the functions that verify their outputs.
 
     - ``tolerance``: the maximum relative error of a correct output.
@@ -200,7 +200,7 @@ def prepare_simulated_launches(
 
         return compare_with_output
 
-    return Prepared(
+    return PreparedKernel(
         [make_recorded_launch(index) for index in range(sets)],
         verify,
         lambda returned: written_outputs.clear(),

@@ -446,9 +446,9 @@ def test_a_scaled_attention_is_found(cpu, dtype):
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
 def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
     known = {}
-    launch_and_remember = Spoiling(lambda name, tensor: known.setdefault(name, tensor.clone()).clone())
-    checked = rehearsed(launch_and_remember, cpu, AttentionProblem("float32", direction), ATTENTION)
-    checked.change_operands_and_poison()
+    launch_and_keep_result = Spoiling(lambda name, tensor: known.setdefault(name, tensor.clone()).clone())
+    checked = rehearsed(launch_and_keep_result, cpu, AttentionProblem("float32", direction), ATTENTION)
+    checked.change_operands_and_poison_outputs()
     checked.launches[0]()
     with pytest.raises(WrongResultError):
         checked.verify_last_outputs()

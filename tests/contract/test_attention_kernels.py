@@ -573,6 +573,25 @@ def gradient_times(factor, position):
     return fault
 
 
+class GradientOfOnes(torch.autograd.Function):
+    """The tensor as it is, with a gradient of ones."""
+
+    @staticmethod
+    def forward(context, tensor):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(context, gradient):
+        return torch.ones_like(gradient)
+
+
+def gradient_of_ones(position):
+    def fault(call):
+        return lambda *all: call(*(GradientOfOnes.apply(x) if at == position else x for at, x in enumerate(all)))
+
+    return fault
+
+
 FAULTS = {
     "scale forgotten": (scale_forgotten, "fwd", SMALL["full"]),
     "row not written": (a_row_not_written, "fwd", SMALL["causal"]),
@@ -582,6 +601,8 @@ FAULTS = {
     "dk zero": (gradient_times(0, 1), "fwd+bwd", SMALL["causal"]),
     "dv zero": (gradient_times(0, 2), "bwd", SMALL["full"]),
     "dv negated": (gradient_times(-1, 2), "bwd", SMALL["causal"]),
+    "dq of a single key, which is 0": (gradient_of_ones(0), "bwd", "b1h4q1k1d64"),
+    "dk of a single key, which is 0": (gradient_of_ones(1), "fwd+bwd", "b2h4kv2q1k1d64c"),
     "dk not a number": (gradient_times(math.nan, 1), "bwd", SMALL["full"]),
 }
 

@@ -12,7 +12,7 @@ from mamf.backend import MIB, Unavailability
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.errors import UnavailableError
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 from mamf.plugins.discovery import BACKEND_GROUP, find_entry_points_by_name, load_backend_class, open_backend
 from mamf.testing import BackendContract, SimulatedBackend
 
@@ -110,7 +110,9 @@ def vendor(request):
 def timed_launches(backend, calls):
     """The names of what one train of three launches makes of torch and of the vendor."""
     calls.clear()
-    checked = CheckedKernel(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
+    checked = CheckedKernel(
+        PreparedKernel([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0))
+    )
     with FlushRecorder(calls):
         taken = BurstRegime(backend).take_samples(checked, StoppingRule(max_seconds=0.0), 0.0)
     assert len(taken.seconds_per_launch) == 3

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mamf.backend import MIB
-from mamf.engine.measure import measure_launch_bytes
+from mamf.engine.measure import measure_launch_memory_bytes
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.kernel import Buffer
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -91,7 +91,7 @@ def bytes_of(backend, kernel, direction, sets=1, pool=None):
     with kernel.apply_settings(backend, problem):
         checked = CheckedKernel(kernel.prepare(backend, problem, SHAPE, pool, sets))
         checked.warm_up_and_verify(backend)
-        return measure_launch_bytes(backend, checked, problem, SHAPE)
+        return measure_launch_memory_bytes(backend, checked, problem, SHAPE)
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
@@ -133,7 +133,7 @@ def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
         problem = ModelProblem(**sizes, phase=phase)
         checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.make_operand_pool("normal", 0), sets))
         checked.warm_up_and_verify(backend)
-        return measure_launch_bytes(backend, checked, problem, shape)
+        return measure_launch_memory_bytes(backend, checked, problem, shape)
 
     parameters = 4 * ModelProblem(**sizes).count_parameters(shape)
     backward, step = needed("forward-backward"), needed("step")

@@ -9,7 +9,7 @@ from simulated_vendors import GB
 from mamf.backend import MIB, SensorReading
 from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.engine.regimes.base import CheckedKernel
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 
 EXTENSION = "intel_extension_for_pytorch"
 
@@ -70,7 +70,9 @@ def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu):
 
 
 def launches(backend, calls):
-    checked = CheckedKernel(Prepared([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0)))
+    checked = CheckedKernel(
+        PreparedKernel([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0))
+    )
     calls.clear()
     BurstRegime(backend).take_samples(checked, StoppingRule(max_seconds=0.0), 0.0)
     return [name for name, *_ in calls if name in ("record", "launch", "mark_step")]

@@ -73,7 +73,9 @@ def install(patch):
     patch.setattr(
         grid,
         "QUICK_SCHEDULE",
-        replace(grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=3)),
+        replace(
+            grid.QUICK_SCHEDULE, sustained_round_counts=RoundCounts(max_choosing_rounds=0, max_confirming_rounds=3)
+        ),
     )
     patch.setattr(GridSearchStrategy, "sustained_visit_candidate_count", 1)
     patch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)

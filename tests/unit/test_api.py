@@ -59,6 +59,15 @@ def test_values_are_given_alone_or_as_several(backend):
     assert str(row.shape) == "4096x4096x4096"
 
 
+def test_a_dtype_may_be_that_of_torch(backend):
+    class TorchDtype:  # str(torch.bfloat16) is this text too
+        def __str__(self):
+            return "torch.bfloat16"
+
+    (row,) = mamf.sweep(["64x64x64"], dtype=TorchDtype(), kernel=KERNEL, backend=backend)
+    assert row.problem.dtype == "bfloat16"
+
+
 def test_what_cannot_be_measured_is_said_before_anything_is(backend):
     with pytest.raises(UsageError, match="not an attention shape"):
         mamf.attention(["nonsense"], backend=backend)

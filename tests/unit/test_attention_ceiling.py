@@ -12,7 +12,7 @@ from contribution_logs import DEVICE, found, in_virtual_time, rows, write
 from mamf.contribution.collection import read_collection
 from mamf.contribution.review import review_log
 from mamf.engine.search.strategy import GridSearchStrategy
-from mamf.logs.compare import compare
+from mamf.logs.compare import compare_logs
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.shapes import SearchOptions
 from mamf.testing import SimulatedMatmul
@@ -200,7 +200,7 @@ def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
 
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):
     log = read(tmp_path)
-    assert len(compare(log, log).pairs) == STEPS
+    assert len(compare_logs(log, log).pairs) == STEPS
 
 
 @pytest.mark.parametrize(("regime", "code"), [("burst", 0), ("sustained", 2)])

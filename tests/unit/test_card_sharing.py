@@ -10,7 +10,7 @@ from mamf.backend import add_sharing_to_name, parse_sharing_ways
 from mamf.contribution.collection import collect_rates
 from mamf.contribution.review import review_log
 from mamf.errors import IncomparableError
-from mamf.logs.compare import compare
+from mamf.logs.compare import compare_logs
 from mamf.logs.run_log import read_run_log
 from mamf.testing import SimulatedBackend
 
@@ -51,8 +51,8 @@ def test_no_table_ranks_a_shared_card(logs):
 def test_a_comparison_with_a_whole_card_is_refused_or_says_so(logs):
     whole, shared = map(read_run_log, logs)
     with pytest.raises(IncomparableError, match=r"\(shared: "):
-        compare(whole, shared)
-    assert "(shared: " in str(compare(whole, shared, anyway=True).forced_differences[0])
+        compare_logs(whole, shared)
+    assert "(shared: " in str(compare_logs(whole, shared, anyway=True).overridden_differences[0])
 
 
 @pytest.mark.parametrize("way", ["--format=table", "--format=markdown"])

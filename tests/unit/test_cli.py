@@ -156,12 +156,12 @@ def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
     """Its output is NaN, which JSON cannot hold: the row says so in words."""
     (tmp_path / "nothing.py").write_text(
         textwrap.dedent("""
-            from mamf.kernel import Prepared, Verdict
+            from mamf.kernel import PreparedKernel, Verdict
             from mamf.testing import SimulatedMatmul
 
             class Nothing(SimulatedMatmul):
                 def prepare(self, *arguments, **options):
-                    return Prepared([lambda: None], lambda index, result: Verdict(float("nan"), 1.0))
+                    return PreparedKernel([lambda: None], lambda index, result: Verdict(float("nan"), 1.0))
         """)
     )
     sys.path.insert(0, str(tmp_path))

@@ -25,7 +25,7 @@ def test_bus_bandwidth_is_by_the_formulas_of_nccl_tests(collective, ranks, facto
     work = CollectiveProblem(collective, ranks).compute_work(CollectiveShape(64 * MIB))
     assert work.amount == factor * 64 * MIB
     assert work.unit == "TB/s"
-    assert f"n = {ranks}" in work.convention
+    assert f"n = {ranks}" in work.counting_convention
 
 
 @pytest.mark.parametrize("collective", COLLECTIVE_NAMES)
@@ -59,7 +59,7 @@ def status(kernel, collective):
     checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.make_operand_pool("normal", 0)))
     try:
         checked.warm_up_and_verify(backend)
-        checked.change_operands_and_poison()
+        checked.change_operands_and_poison_outputs()
         checked.launches[0]()
         checked.verify_last_outputs()
     except WrongResultError:

@@ -10,7 +10,7 @@ from refusals import assert_refused
 
 from mamf.cli import main
 from mamf.errors import IncomparableError
-from mamf.logs.compare import compare
+from mamf.logs.compare import compare_logs
 from mamf.logs.compared_rows import list_compared_rows
 from mamf.logs.recording import make_plan_record
 from mamf.logs.records import make_measurement_record
@@ -97,7 +97,7 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
         others = [row(1.0, shape=shape, repeatability=usual, **common) for shape in shapes]
         return log(slow, *others)
 
-    comparison = compare(sweep(1.0), sweep(speed))
+    comparison = compare_logs(sweep(1.0), sweep(speed))
     by_shape = {pair.a.shape: pair.decide_verdict(0.03) for pair in comparison.pairs}
     assert by_shape.pop(str(SHAPES[0])) == "UNDECIDED"
     assert set(by_shape.values()) == {"SAME"}
@@ -119,14 +119,14 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
     ],
 )
 def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
-    (pair,) = compare(log(row(spread=spread)), log(row(seconds, spread=spread))).pairs
+    (pair,) = compare_logs(log(row(spread=spread)), log(row(seconds, spread=spread))).pairs
     assert pair.decide_verdict(0.01) == verdict
     assert pair.ratio == pytest.approx(1 / seconds)
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(1, "UNDECIDED"), (2, "UNDECIDED"), (3, "SLOWER")])
 def test_fewer_than_three_samples_prove_nothing(count, verdict):
-    (pair,) = compare(log(row(count=count)), log(row(2.0, count=count))).pairs
+    (pair,) = compare_logs(log(row(count=count)), log(row(2.0, count=count))).pairs
     assert pair.decide_verdict(0.01) == verdict
 
 
@@ -136,14 +136,16 @@ def printed_table(comparison, top=0):
 
 def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide():
     short = log(row(20e-6, spread=0.001)), log(row(20e-6, spread=0.001))
-    (pair,) = compare(*short).pairs
-    assert (pair.decide_verdict(0.01), pair.is_too_short(0.01)) == ("UNDECIDED", True)
-    assert "the run is too short to decide, because the interval is wider than +-1 %" in printed_table(compare(*short))
-    assert compare(*short).rows()[0]["is_too_short"] is True
+    (pair,) = compare_logs(*short).pairs
+    assert (pair.decide_verdict(0.01), pair.was_measured_too_briefly(0.01)) == ("UNDECIDED", True)
+    assert "the run is too short to decide, because the interval is wider than +-1 %" in printed_table(
+        compare_logs(*short)
+    )
+    assert compare_logs(*short).rows()[0]["is_too_short"] is True
     many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 99)]
     a, b = (log(*(row(seconds, shape) for shape in many)) for seconds in (1.0075, 1.0))
-    longer = compare(a, b).pairs[0]
-    assert (longer.decide_verdict(0.01), longer.is_too_short(0.01)) == ("UNDECIDED", False)
+    longer = compare_logs(a, b).pairs[0]
+    assert (longer.decide_verdict(0.01), longer.was_measured_too_briefly(0.01)) == ("UNDECIDED", False)
 
 
 @pytest.mark.parametrize("tolerance", [0.003, 0.01, 0.03])
@@ -152,7 +154,7 @@ def test_each_undecided_row_has_one_reason(tolerance):
     counts = {shape: 1 if shape.m == 1024 else 8 for shape in seconds}
     a, b = (log(*(row(factor.get(shape, 1.0), shape, counts[shape]) for shape in seconds)) for factor in ({}, seconds))
     reasons = ("too few samples to decide", "too short to decide", "may be larger or smaller")
-    pairs = [pair for pair in compare(a, b).pairs if pair.decide_verdict(tolerance) == "UNDECIDED"]
+    pairs = [pair for pair in compare_logs(a, b).pairs if pair.decide_verdict(tolerance) == "UNDECIDED"]
     assert pairs
     for pair in pairs:
         remarks = " ".join(yield_pair_remarks(pair, tolerance))
@@ -161,19 +163,19 @@ def test_each_undecided_row_has_one_reason(tolerance):
 
 def test_a_comparison_without_decided_rows_says_so():
     noisy = log(row(spread=0.5))
-    assert "nothing was decided" in printed_table(compare(noisy, noisy))
-    assert "no regression" not in printed_table(compare(noisy, noisy))
+    assert "nothing was decided" in printed_table(compare_logs(noisy, noisy))
+    assert "no regression" not in printed_table(compare_logs(noisy, noisy))
 
 
 def test_the_table_shows_what_differs_first_and_counts_the_same():
     many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 9)]
     slow = {many[6]: 1.5, many[7]: 0.5}
     a, b = (log(*(row(factor.get(shape, 1.0), shape) for shape in many)) for factor in ({}, slow))
-    table = printed_table(compare(a, b))
+    table = printed_table(compare_logs(a, b))
     assert [line.split()[-1] for line in table.splitlines() if "x1024x1024 " in line][:2] == ["SLOWER", "FASTER"]
     assert "5 more rows (--top all shows all)" in table
     assert "8 rows: 6 SAME, 1 FASTER, 1 SLOWER, 0 UNDECIDED" in table
-    assert "more rows" not in printed_table(compare(a, b), top=None)
+    assert "more rows" not in printed_table(compare_logs(a, b), top=None)
 
 
 # -- pairing -----------------------------------------------------------------------------------------------------------
@@ -182,7 +184,7 @@ def test_the_table_shows_what_differs_first_and_counts_the_same():
 def test_rows_are_paired_by_shape_and_slowest_first():
     a = log(row(1.0), row(2.0, SHAPES[1]))
     b = log(row(2.0, SHAPES[1]), row(1.5))
-    assert [(pair.a.shape, round(pair.ratio, 3)) for pair in compare(a, b).pairs] == [
+    assert [(pair.a.shape, round(pair.ratio, 3)) for pair in compare_logs(a, b).pairs] == [
         ("1024x1024x1024", 0.667),
         ("2048x1024x1024", 1.0),
     ]
@@ -191,13 +193,13 @@ def test_rows_are_paired_by_shape_and_slowest_first():
 def test_the_seed_does_not_part_rows_and_a_reference_is_none():
     a = log(row(), row(9.0, is_reference=True))
     b = log(row(problem=MatmulProblem(seed=7)), row(1.0, SHAPES[1], is_reference=True))
-    comparison = compare(a, b)
+    comparison = compare_logs(a, b)
     assert len(comparison.pairs) == 1
     assert comparison.rows_only_in_a == comparison.rows_only_in_b == ()
 
 
 def test_one_kernel_each_is_paired_without_it_and_said():
-    comparison = compare(log(row()), log(row(kernel="cublaslt")))
+    comparison = compare_logs(log(row()), log(row(kernel="cublaslt")))
     assert str(comparison.ignored_differences[0]) == "kernel torch.mm against cublaslt"
     assert "kernel torch.mm against cublaslt" in FORMATTERS["table"](make_comparison_document(comparison, 0.01), None)
 
@@ -205,14 +207,14 @@ def test_one_kernel_each_is_paired_without_it_and_said():
 def test_several_kernels_are_paired_by_name():
     a = log(attention_row(), attention_row(kernel="flex"), plan=ATTENTION_PLAN)
     b = log(attention_row(kernel="flex"), attention_row(kernel="sdpa"), plan=ATTENTION_PLAN)
-    comparison = compare(a, b)
+    comparison = compare_logs(a, b)
     assert [pair.a.kernel for pair in comparison.pairs] == ["flex"]
     assert [entry.kernel for entry, _ in comparison.rows_only_in_a] == ["eager"]
     assert [entry.kernel for entry, _ in comparison.rows_only_in_b] == ["sdpa"]
 
 
 def test_a_row_that_fails_in_one_log_is_told():
-    comparison = compare(log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1])))
+    comparison = compare_logs(log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1])))
     assert len(comparison.pairs) == 1
     assert comparison.rows_only_in_a[0][1].status == "out_of_memory"
     assert "1 only in A (1 out_of_memory in B), 0 only in B" in FORMATTERS["table"](
@@ -234,7 +236,7 @@ def test_two_finds_compare_their_ceilings_whatever_the_shape():
     scout = row(0.1, MatmulShape(4096, 1024, 1024), phase="scout")
     a = log(scout, *rounds(1.0, SHAPES[0]), *rounds(3.0, SHAPES[1]), plan=FIND_PLAN)
     b = log(*rounds(2.0, SHAPES[1]), *rounds(9.0, SHAPES[0]), plan=FIND_PLAN)
-    (pair,) = compare(a, b).pairs
+    (pair,) = compare_logs(a, b).pairs
     assert (pair.a.shape, pair.b.shape) == ("1024x1024x1024", "2048x1024x1024")
     assert pair.ratio == pytest.approx(1.0)
 
@@ -262,8 +264,8 @@ UNLIKE = {
 @pytest.mark.parametrize(("told", "other"), UNLIKE.items(), ids=[text.split()[0] for text in UNLIKE])
 def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
     with pytest.raises(IncomparableError, match=told):
-        compare(log(row()), other)
-    comparison = compare(log(row()), other, anyway=True)
+        compare_logs(log(row()), other)
+    comparison = compare_logs(log(row()), other, anyway=True)
     assert len(comparison.pairs) == 1
     (line,) = [
         line
@@ -281,31 +283,33 @@ def clocked(used_cycle_share, seconds=1.0, **fields):
 def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used, verdict):
     a = log(clocked(0.973), row(shape=SHAPES[1]))
     b = log(clocked(used, seconds=1.2), row(shape=SHAPES[1]), device_name="H200", uuid_hash="bb")
-    comparison = compare(a, b)
+    comparison = compare_logs(a, b)
     (pair,) = comparison.pairs
     assert (pair.a.rate, pair.b.rate, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
     assert pair.decide_verdict(0.03) == verdict
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.03), None)
     assert "cycles in percent" in text and "device H100 against H200" in text
-    assert compare(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
+    assert compare_logs(a, b, anyway=True).pairs[0].a.unit == "TFLOPS"
 
 
 def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
     """Of two devices that share a run the second is 3 % faster, because its clock is."""
     (first,) = list_compared_rows(log(clocked(0.973)))
     second = replace(first, device="bb", device_speed=1.03)
-    assert second.convert_to_cycles().scale_to_device_of(first.convert_to_cycles()).rate == pytest.approx(97.3)
+    assert second.convert_to_cycle_share().scale_to_device_of(first.convert_to_cycle_share()).rate == pytest.approx(
+        97.3
+    )
     assert second.scale_to_device_of(first).rate == pytest.approx(first.rate / 1.03)
 
 
 def test_a_warm_cache_is_another_regime():
     warm = log(attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
     with pytest.raises(IncomparableError, match="caches flushed against warm"):
-        compare(log(attention_row(), plan=ATTENTION_PLAN), warm)
+        compare_logs(log(attention_row(), plan=ATTENTION_PLAN), warm)
 
 
 def test_an_unknown_card_is_not_another_one():
-    assert compare(log(row(), uuid_hash=None), log(row())).pairs
+    assert compare_logs(log(row(), uuid_hash=None), log(row())).pairs
 
 
 def test_software_that_differs_is_told_and_not_refused():
@@ -313,7 +317,7 @@ def test_software_that_differs_is_told_and_not_refused():
     newer.header = copy.deepcopy(newer.header)
     newer.header["environment"]["packages"]["torch"] = "2.12"
     newer.header["device"]["driver"] = "590"
-    text = FORMATTERS["table"](make_comparison_document(compare(log(row()), newer), 0.01), None)
+    text = FORMATTERS["table"](make_comparison_document(compare_logs(log(row()), newer), 0.01), None)
     assert "the runs differ in torch 2.11 against 2.12, driver unknown against 590" in text
 
 
@@ -330,13 +334,13 @@ def test_no_common_row_is_refused(anyway):
         IncomparableError,
         match=r"the two logs have no measured row in common: a.jsonl has, for example, a row of shape 1024x",
     ):
-        compare(log(row()), other, anyway)
+        compare_logs(log(row()), other, anyway)
 
 
 @pytest.mark.parametrize("anyway", [False, True])
 def test_attention_is_no_matmul(anyway):
     with pytest.raises(IncomparableError, match="A measured matmul, but B measured attention"):
-        compare(log(row()), log(attention_row(), plan=ATTENTION_PLAN), anyway)
+        compare_logs(log(row()), log(attention_row(), plan=ATTENTION_PLAN), anyway)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -369,5 +373,5 @@ def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):
 def test_the_warnings_that_a_log_records_are_next_to_the_verdict():
     busy = log(row())
     busy.header["findings"] = ["ok   power limit: 700 W", "WARN cpu load: the CPU is 60 % busy; rates scatter"]
-    text = FORMATTERS["table"](make_comparison_document(compare(log(row()), busy), 0.01), None)
+    text = FORMATTERS["table"](make_comparison_document(compare_logs(log(row()), busy), 0.01), None)
     assert "\nB: WARN cpu load: the CPU is 60 % busy\n" in text and "A: WARN" not in text

@@ -12,7 +12,7 @@ from test_compare import SHAPES, failed, log, row
 from mamf.calibration import look_up_repeatability
 from mamf.cli import main
 from mamf.errors import IncomparableError
-from mamf.logs.compare import RowPair, compare
+from mamf.logs.compare import RowPair, compare_logs
 from mamf.logs.compared_rows import SEPARATE_RUNS, ComparedRow, RunOrder, find_run_order
 from mamf.logs.pooling import RowChange, pool_rows
 from mamf.logs.records import make_measurement_record
@@ -77,7 +77,7 @@ def test_equal_runs_in_classic_are_no_regression(apart):
         timed(*(row(1 + drawn.gauss(shift, 0.025), shape, spread=0.002, regime="classic") for shape in MANY))
         for shift in (0.0, apart)
     )
-    assert not compare(a, b).is_slower()
+    assert not compare_logs(a, b).is_b_slower()
 
 
 def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
@@ -88,12 +88,12 @@ def test_temperatures_that_differ_widen_a_row_and_all_rows_together():
         rows = (row(factor, shape, spread=0.0002, repeatability=known, conditions=conditions) for shape in MANY)
         return timed(*rows, minute=minute, name=f"{celsius}.jsonl")
 
-    warm, cold = (compare(at(celsius, 1.0, 0), at(46.0, 1.006, 1)) for celsius in (46.0, 34.0))
-    assert (warm.is_slower(), cold.is_slower()) == (True, False)
+    warm, cold = (compare_logs(at(celsius, 1.0, 0), at(46.0, 1.006, 1)) for celsius in (46.0, 34.0))
+    assert (warm.is_b_slower(), cold.is_b_slower()) == (True, False)
     assert cold.pooled_rows[0].temperature_effect == pytest.approx(12 * known.per_degree)
     assert cold.pairs[0].interval.half_width > warm.pairs[0].interval.half_width + 0.004
     assert "A was at 34 C and B at 46 C, which makes the interval wider" in "\n".join(lines_of(cold))
-    assert compare(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].temperature_effect == 0.0
+    assert compare_logs(at(None, 1.0, 0), at(46.0, 1.006, 1)).pairs[0].temperature_effect == 0.0
 
 
 def pair_of(ratio, **fields):
@@ -158,7 +158,7 @@ def test_the_smallest_loss_is_found_with_95_percent():
 def test_a_row_that_a_run_lacks_is_not_compared():
     whole, less = log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1]))
     for other in (less, log(row())):
-        comparison = compare([whole, other], [whole, whole])
+        comparison = compare_logs([whole, other], [whole, whole])
         assert [pair.a.shape for pair in comparison.pairs] == ["1024x1024x1024"]
         assert [(entry.shape, there.status) for entry, there in comparison.rows_only_in_b] in (
             [("2048x1024x1024", "out_of_memory")],
@@ -170,18 +170,18 @@ def test_runs_of_a_side_are_of_one_software():
     newer = log(row())
     newer.header["environment"]["packages"]["torch"] = "2.12"
     with pytest.raises(IncomparableError, match=r"not comparable: torch 2\.11 against 2\.12"):
-        compare([log(row()), newer], [log(row()), log(row())])
-    assert compare(log(row()), newer).pairs
+        compare_logs([log(row()), newer], [log(row()), log(row())])
+    assert compare_logs(log(row()), newer).pairs
 
 
 def test_a_uniform_loss_of_half_a_percent_is_found_by_runs_in_turns():
     slow = 1.005
-    once = compare(run(minute=0), run(slow, 1))
-    turns = compare([run(minute=0), run(minute=2)], [run(slow, 1), run(slow, 3)])
+    once = compare_logs(run(minute=0), run(slow, 1))
+    turns = compare_logs([run(minute=0), run(minute=2)], [run(slow, 1), run(slow, 3)])
     assert not once.find_regressions()
-    assert (once.is_slower(), turns.is_slower()) == (False, True) or once.is_slower()
-    apart = compare(run(minute=0), run(slow, 50))
-    assert (apart.is_slower(), turns.is_slower()) == (False, True)
+    assert (once.is_b_slower(), turns.is_b_slower()) == (False, True) or once.is_b_slower()
+    apart = compare_logs(run(minute=0), run(slow, 50))
+    assert (apart.is_b_slower(), turns.is_b_slower()) == (False, True)
     assert apart.pooled_rows[0].compute_smallest_detectable_loss(0.01) > turns.pooled_rows[
         0
     ].compute_smallest_detectable_loss(0.01)
@@ -197,13 +197,13 @@ def lines_of(comparison):
 
 def test_the_chance_of_a_false_alarm_is_printed():
     alarm = "chance of a false alarm (exit code 3) for the whole comparison: "
-    assert f"{alarm}at most 1 %" in lines_of(compare(run(), run(minute=1)))
+    assert f"{alarm}at most 1 %" in lines_of(compare_logs(run(), run(minute=1)))
     host = run()
     host.header["timer"] = "host clock"
-    assert f"{alarm}unknown with a host clock" in lines_of(compare(host, host))
+    assert f"{alarm}unknown with a host clock" in lines_of(compare_logs(host, host))
     other = log(row(), device_name="H200", uuid_hash="bb")
     assert alarm not in FORMATTERS["table"](
-        make_comparison_document(compare(log(row()), other, anyway=True), 0.01), None
+        make_comparison_document(compare_logs(log(row()), other, anyway=True), 0.01), None
     )
 
 
@@ -216,7 +216,7 @@ def test_the_chance_of_a_false_alarm_is_printed():
     ],
 )
 def test_what_all_rows_say_together_is_printed(slow, told):
-    comparison = compare(run(), run(slow, 50))
+    comparison = compare_logs(run(), run(slow, 50))
     (line,) = [line for line in lines_of(comparison) if "together" in line]
     assert line.startswith("burst, 20 rows together (more than 10 minutes between runs): B/A ")
     assert told in line
@@ -262,11 +262,11 @@ def finds():
 def test_no_equal_runs_are_called_slower_and_a_loss_is_found(finds):
     pairs = list(rates.equal_pairs(finds))
     assert len(pairs) == 5 * 4 + 2 * 2
-    assert not any(each.is_slower() for each in pairs)
+    assert not any(each.is_b_slower() for each in pairs)
     turns = list(rates.interleaved(finds))
     assert len(turns) == 4
-    assert not any(each.is_slower() for each in turns)
-    assert all(rates.with_loss(each, 0.005).is_slower() for each in turns)
+    assert not any(each.is_b_slower() for each in turns)
+    assert all(rates.with_loss(each, 0.005).is_b_slower() for each in turns)
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])

@@ -813,7 +813,7 @@ def test_shapes_that_won_before_are_measured_first_and_are_no_result():
 
 def test_a_prior_beyond_the_grid_is_left_out(monkeypatch):
     monkeypatch.setattr(
-        "mamf.engine.search.grid.find_earlier_fastest_shapes", lambda info, problem: [MatmulShape(64, 64, 10**6)]
+        "mamf.engine.search.grid.find_previously_fastest_shapes", lambda info, problem: [MatmulShape(64, 64, 10**6)]
     )
     plan, _ = plan_search(SimulatedBackend(), MatmulProblem(), SIMULATED[-1:])
     assert plan.options.priors == ()

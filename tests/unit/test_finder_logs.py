@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mamf.errors import RunLogError
 from mamf.logs.finder import parse_finder_runs, read_finder_logs
-from mamf.logs.legacy import FINDER_STATISTICS, read_legacy_or_none, write_legacy_log
+from mamf.logs.legacy import FINDER_STATISTICS, read_legacy_log_or_none, write_legacy_log
 
 
 def run_of(text):
@@ -30,7 +30,7 @@ def test_a_whole_log_is_complete_private_and_survives_its_run_log(version, tmp_p
     assert not [name for name in samples.PRIVATE if name in repr(run)]
     assert "did not understand" not in remarks(run)
     write_legacy_log(run, tmp_path / "run.jsonl")
-    assert read_legacy_or_none(tmp_path / "run.jsonl") == run
+    assert read_legacy_log_or_none(tmp_path / "run.jsonl") == run
 
 
 @pytest.mark.parametrize(

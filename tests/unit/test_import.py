@@ -12,7 +12,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.logs import finder
-from mamf.logs.legacy import read_legacy_or_none
+from mamf.logs.legacy import read_legacy_log_or_none
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def test_logs_and_runs_of_one_name_are_numbered_and_named(folder, capsys):
     out = capsys.readouterr().out
     assert "out/mm-2.jsonl (a/mm.out): mamf-finder v2" in out
     assert "out/mm-3.jsonl (b/mm.out): mamf-finder v3" in out
-    assert read_legacy_or_none(folder / "mm-2-2.jsonl").version == "v4"
+    assert read_legacy_log_or_none(folder / "mm-2-2.jsonl").version == "v4"
 
 
 def test_a_packed_file_of_much_is_refused(folder, capsys, monkeypatch):

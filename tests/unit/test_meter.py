@@ -50,7 +50,7 @@ def train(card, meter, steps=5, data=0.0, begin=True, **told):
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_of_a_model_the_whole_square_of_attention_counts_or_the_causal_half(card, causal):
-    flops = ModelFlops(weights=10**9, layers=8, attention_width=4096)
+    flops = ModelFlops(weight_count=10**9, layer_count=8, attention_width=4096)
     meter = meter_of(card, flops_per_step=None, model=flops, sequence_length=4096, causal=causal)
     *_, last = train(card, meter)
     per_token = 6e9 + 12 * 8 * 4096 * 4096 / (2 if causal else 1)
@@ -174,7 +174,7 @@ def test_one_ceiling_is_not_that_of_several_dtypes(card):
 
 
 def test_ranks_that_share_a_batch_share_the_flop_of_its_model(card):
-    flops = ModelFlops(weights=10**9, layers=8, attention_width=4096)
+    flops = ModelFlops(weight_count=10**9, layer_count=8, attention_width=4096)
     options = {"flops_per_step": None, "model": flops, "sequence_length": 4096}
     *_, last = train(card, meter_of(card, world_size=8, model_parallel=4, **options), samples=4)
     assert last.tokens_per_second == pytest.approx(2 * 10_000, rel=1e-3)

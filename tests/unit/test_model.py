@@ -65,7 +65,7 @@ def test_a_mixture_counts_its_active_experts_and_holds_all():
 def test_bytes_are_of_what_a_phase_must_touch(phase, copies):
     problem = ModelProblem(phase=phase)
     assert problem.compute_work(SHAPE).nbytes == copies * 2 * problem.count_parameters(SHAPE)
-    assert "twice the forward" in problem.compute_work(SHAPE).convention
+    assert "twice the forward" in problem.compute_work(SHAPE).counting_convention
 
 
 @pytest.mark.parametrize(

@@ -28,14 +28,14 @@ def flops_of(**changes):
 
 def test_of_llama_3_8b_all_weights_but_the_embedding_and_the_norms_count():
     # 8030261248 parameters, of which 128256 x 4096 are looked up and 65 norms of 4096 scale.
-    assert flops_of().weights == 8030261248 - 128256 * 4096 - 65 * 4096
+    assert flops_of().weight_count == 8030261248 - 128256 * 4096 - 65 * 4096
 
 
 def test_attention_is_told_whole_and_causal():
     flops = flops_of()
     whole, causal = flops.compute_flop_per_token(8192), flops.compute_flop_per_token(8192, causal=True)
-    assert whole - 6 * flops.weights == 12 * 32 * 4096 * 8192
-    assert whole - causal == causal - 6 * flops.weights
+    assert whole - 6 * flops.weight_count == 12 * 32 * 4096 * 8192
+    assert whole - causal == causal - 6 * flops.weight_count
 
 
 def test_a_model_is_known_by_its_configuration():
@@ -118,25 +118,27 @@ def test_weights_are_the_published_active_parameters(name):
     fields, published = PUBLISHED[name]
     flops = mamf.model_flops(SimpleNamespace(**fields))
     if name.startswith("mamba"):  # its recurrence has multiplications but no weights
-        flops = replace(flops, weights=flops.weights - 64 * 2 * 5120 * 128)
-    assert flops.weights == pytest.approx(published, rel=0.03)
+        flops = replace(flops, weight_count=flops.weight_count - 64 * 2 * 5120 * 128)
+    assert flops.weight_count == pytest.approx(published, rel=0.03)
 
 
 def test_windows_count_the_keys_that_they_reach():
     window = {"sliding_window": 1024}
     flops = flops_of(model_type="gemma2", layer_types=["sliding_attention", "full_attention"] * 16, **window)
     keys = 16 * 8192 + 16 * 1024
-    assert flops.compute_flop_per_token(8192) == 6 * flops.weights + 12 * 4096 * keys
+    assert flops.compute_flop_per_token(8192) == 6 * flops.weight_count + 12 * 4096 * keys
     # Of the first 1024 queries' windows half is masked.
     causal = 16 * 8192 / 2 + 16 * (1024 - 1024 * 1024 / (2 * 8192))
-    assert flops.compute_flop_per_token(8192, causal=True) == 6 * flops.weights + 12 * 4096 * causal
+    assert flops.compute_flop_per_token(8192, causal=True) == 6 * flops.weight_count + 12 * 4096 * causal
     assert flops.compute_flop_per_token(1024) == flops_of().compute_flop_per_token(1024)
     assert flops_of(model_type="mistral", **window).windows == (WindowedLayers(32, 1024),)
     assert flops_of(model_type="qwen2", use_sliding_window=False, **window).windows == ()
 
 
 def test_a_chunk_of_attention_is_causal_in_itself():
-    flops = ModelFlops(weights=0, layers=1, attention_width=1, windows=(WindowedLayers(1, 1024, is_chunked=True),))
+    flops = ModelFlops(
+        weight_count=0, layer_count=1, attention_width=1, windows=(WindowedLayers(1, 1024, is_chunked=True),)
+    )
     assert flops.compute_flop_per_token(8192, causal=True) == 12 * 512
 
 
@@ -146,8 +148,8 @@ def test_windows_that_are_not_described_are_an_error():
 
 
 def test_an_encoder_counts_its_own_tokens_and_no_causal_mask():
-    encoder = ModelFlops(weights=100, layers=2, attention_width=8, is_causal=False)
-    flops = ModelFlops(weights=1000, layers=3, attention_width=8, encoder=encoder)
+    encoder = ModelFlops(weight_count=100, layer_count=2, attention_width=8, is_causal=False)
+    flops = ModelFlops(weight_count=1000, layer_count=3, attention_width=8, encoder=encoder)
     across = 12 * 3 * 8 * 64
     decoded = 6 * 1000 + 12 * 3 * 8 * 16 / 2 + across
     assert flops.compute_flop(5, 64, 16, causal=True) == 5 * (64 * (600 + 12 * 2 * 8 * 64) + 16 * decoded)
@@ -171,7 +173,7 @@ def test_a_configuration_without_a_figure_is_an_error(changes, message):
 
 def test_a_model_without_an_output_layer_counts_without_one():
     model = SimpleNamespace(config=SimpleNamespace(**LLAMA), get_output_embeddings=lambda: None)
-    assert mamf.model_flops(model).weights == flops_of().weights - 4096 * 128256
+    assert mamf.model_flops(model).weight_count == flops_of().weight_count - 4096 * 128256
 
 
 @pytest.mark.parametrize(("heads", "backward"), [(8, False), (2, False), (8, True), (2, True)])

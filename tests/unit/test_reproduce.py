@@ -13,7 +13,7 @@ import pytest
 
 from mamf.engine.regimes import ClassicRegime
 from mamf.errors import RunLogError
-from mamf.logs.judging import judge_claims, make_claims
+from mamf.logs.judging import judge_claims, make_reproduce_options
 from mamf.logs.run_log import read_run_log
 from mamf.plugins import discovery
 from mamf.statistics import Interval
@@ -172,17 +172,17 @@ def test_a_kernel_that_fails_now_is_no_pass(run, sweep, monkeypatch):
 def test_the_best_rows_of_each_regime_are_claimed(sweep):
     shapes = ["4096x4096x4096", SHAPE, "8192x4096x4096"]
     log = read_run_log(sweep("--regime", "burst", "sustained", shapes=shapes))
-    best = make_claims(log)
+    best = make_reproduce_options(log)
     assert [(claim.step[0], str(claim.step[2])) for claim in best.claims] == [("burst", SHAPE), ("sustained", SHAPE)]
     assert best.chosen_from == 6, "the best of six is more often lucky"
-    assert [len(make_claims(log, top).claims) for top in (2, None)] == [4, 6]
+    assert [len(make_reproduce_options(log, top).claims) for top in (2, None)] == [4, 6]
 
 
 def test_the_ceilings_of_a_find_are_claimed(find_records, tmp_path):
     path = tmp_path / "find.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in find_records))
     log = read_run_log(path)
-    found = make_claims(log)
+    found = make_reproduce_options(log)
     assert {claim.step[0]: claim.step[2] for claim in found.claims} == {
         regime: ceiling.shape for regime, ceiling in log.ceilings.items()
     }

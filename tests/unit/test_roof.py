@@ -1,6 +1,7 @@
 """The roof over a row, as data, table and picture: from ceilings that are written down here."""
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -140,6 +141,13 @@ def test_the_table_has_balance_points_and_each_rows_distance():
     assert "196.4" in text and "113.4" in text  # bfloat16 over memory, over the cache
     assert "near the limit (80 % of the roof and more)" in text and "% of the compute roof" in text.splitlines()[-1]
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
+
+
+def test_the_interval_of_a_slow_memory_has_the_unit_of_its_rate():
+    slow = build_roofs([product(0.06), read(16 * GIB, 0.00838)], L2)
+    line = next(line for line in render_roofline("table", slow, [], "head").splitlines() if " GB/s" in line)
+    low, high = map(float, re.search(r"(\S+) to (\S+)", line).groups())
+    assert low < 8.38 < high
 
 
 def test_rows_differ_at_80_columns_by_what_they_do_not_share():

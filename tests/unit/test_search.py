@@ -38,7 +38,7 @@ def searched(truth, grid=GRID, noise=0.0, measurements=100, units=132, seed=0):
 
 def reached(result, truth):
     """Share of the landscape's best that was measured."""
-    return max(truth.get(shape, 0.0) for shape in result.measured) / max(truth.values())
+    return max(truth.get(shape, 0.0) for shape in result.tflops_by_shape) / max(truth.values())
 
 
 # -- the bars --------------------------------------------------------------------------------------------------------
@@ -110,8 +110,8 @@ def test_regions_that_cannot_be_measured_are_left_behind(region):
     results = [searched(truth, seed=seed, measurements=90) for seed in range(5)]
     assert statistics.median(reached(result, truth) for result in results) >= 0.999
     for result in results:
-        assert math.isnan(sum(result.measured.values()))
-        assert result.best in truth
+        assert math.isnan(sum(result.tflops_by_shape.values()))
+        assert result.best_shape in truth
 
 
 def test_where_nothing_can_be_measured_it_says_so():
@@ -129,7 +129,7 @@ def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
     truth = made(H100, grid.list_shapes())
     result = searched(truth, grid, measurements=50)
     assert reached(result, truth) >= 0.995
-    assert all(grid.accepts(shape) for shape in result.measured)
+    assert all(grid.accepts(shape) for shape in result.tflops_by_shape)
 
 
 # -- when it ends ----------------------------------------------------------------------------------------------------
@@ -138,8 +138,8 @@ def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
 def test_it_ends_when_nothing_promises_more():
     flat = dict.fromkeys(GRID.list_shapes(), 500.0)
     result = searched(flat, measurements=200)
-    assert result.exhausted
-    assert len(result.measured) < 50
+    assert result.is_exhausted
+    assert len(result.tflops_by_shape) < 50
 
 
 # -- properties ------------------------------------------------------------------------------------------------------
@@ -164,14 +164,14 @@ def test_whatever_the_landscape_each_shape_of_the_grid_is_measured_at_most_once(
         assert all(math.isnan(truth[shape]) for shape in asked)
         return
     assert len(asked) == len(set(asked)) <= 30
-    assert list(result.measured) == asked
-    assert truth[result.best] > 0
+    assert list(result.tflops_by_shape) == asked
+    assert truth[result.best_shape] > 0
 
 
 @pytest.mark.parametrize("seed", [0, 7])
 def test_a_seed_decides_everything(seed):
-    first, again = (list(searched(landscape(), measurements=30, seed=seed).measured) for _ in range(2))
-    other = list(searched(landscape(), measurements=30, seed=seed + 1).measured)
+    first, again = (list(searched(landscape(), measurements=30, seed=seed).tflops_by_shape) for _ in range(2))
+    other = list(searched(landscape(), measurements=30, seed=seed + 1).tflops_by_shape)
     assert first == again != other
 
 

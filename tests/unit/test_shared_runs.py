@@ -20,9 +20,9 @@ from mamf.backend import SIBLING_CHECK, CheckResult
 from mamf.ceilings.ceiling import compute_card_drift, compute_mamfu
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
-from mamf.logs.compare import compare
+from mamf.logs.compare import compare_logs
 from mamf.logs.run_log import add_device_speeds, read_run_log
-from mamf.logs.shared_runs import find_shared_logs, join_logs, read_log_or_shared_run
+from mamf.logs.shared_runs import find_shared_run_logs, join_logs, read_log_or_shared_run
 from mamf.operations import unknown
 from mamf.operations.matmul.shapes import COMMON_MATMUL_SHAPE, MatmulShape
 from mamf.plugins import discovery
@@ -85,7 +85,7 @@ def test_shapes_are_dealt_out_and_the_best_is_chosen_as_of_the_first(run, shared
     assert "device 2: Simulated H100, 132 compute units, 700 W limit, uuid card2" in out
     under = f"{best.conditions.watts:.0f} W; {best.conditions.celsius:.0f} C; device {best.device_index}"
     assert f"MHz (requested: 1980 MHz); {under}" in out
-    for path in find_shared_logs(run.folder / "out"):
+    for path in find_shared_run_logs(run.folder / "out"):
         log = read_run_log(path)
         assert log.measurements[0].is_reference and log.measurements[0].shape == GRID_SHAPES[6]
         assert (len(log.plan.list_row_keys()), log.tier, log.devices) == (3, "complete", [])
@@ -373,7 +373,7 @@ def test_logs_of_two_models_are_not_one_run(shared):
 def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(run, shared):
     _, shared_log = shared(*SWEEP, *GRID)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
-    compared = compare([shared_log], [read_run_log(run.folder / "alone.jsonl")], False)
+    compared = compare_logs([shared_log], [read_run_log(run.folder / "alone.jsonl")], False)
     crossed = [pair for pair in compared.pairs if not pair.is_same_device]
     assert len(compared.pairs) == 12
     assert 0 < len(crossed) < 12
@@ -381,7 +381,7 @@ def test_rows_of_two_devices_are_compared_after_the_correction_and_it_is_said(ru
     code, out, _ = run("compare", "out", "alone.jsonl")
     assert code == 0
     assert "two devices measured A and B: mamf corrected A by the reference shape that both devices measured" in out
-    one_and_the_same = compare([shared_log], [shared_log], False)
+    one_and_the_same = compare_logs([shared_log], [shared_log], False)
     assert all(pair.is_same_device and pair.ratio == 1 for pair in one_and_the_same.pairs)
 
 
@@ -394,7 +394,7 @@ def test_what_was_never_compared_is_ranked_last_and_not_paired(run, shared):
     assert last.count(True) == sum(row.device_index == 1 for row in own(log)) > 0
     assert "not compared, and ranked after the others: device 1" in describe_devices(rows, log.header)
     run("sweep", "--backend", "simulated", *GRID, "--output", "alone.jsonl")
-    compared = compare([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
+    compared = compare_logs([replace(log, measurements=rows)], [read_run_log(run.folder / "alone.jsonl")], False)
     assert {there.status for _, there in compared.rows_only_in_b} == {"the device did not measure the reference shape"}
     assert len(compared.rows_only_in_b) == last.count(True) and compared.pairs
 

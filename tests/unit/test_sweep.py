@@ -57,8 +57,8 @@ def test_a_fault_is_the_status_of_its_shape_and_the_run_goes_on(backend, fault, 
 def test_operands_are_reserved_for_the_largest_shape_that_fits():
     plan = plan_of([MatmulShape(1024, 1024, 1024), MatmulShape(2048, 512, 512), MatmulShape(65536, 65536, 65536)])
     buffers = compute_largest_buffers(plan, 50 * 2**20, 10**9)
-    assert buffers["a"].elements == 2048 * 512
-    assert buffers["b"].elements == 1024 * 1024
+    assert buffers["a"].element_count == 2048 * 512
+    assert buffers["b"].element_count == 1024 * 1024
     assert sum(buffer.nbytes for buffer in buffers.values()) < 10**9
 
 

@@ -19,8 +19,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 from mamf.integrations.metered import MeteredCallback, stop_metering_on_error  # noqa: E402
 
 LOGGED = {"tflops", "mamfu_percent", "tokens_per_second", "samples_per_second", "step_seconds"}
-FLOPS = ModelFlops(weights=10**6, layers=1, attention_width=8)
-VISION = ModelFlops(weights=10**6, layers=1, attention_width=8, is_causal=False, fixed_length=17)
+FLOPS = ModelFlops(weight_count=10**6, layer_count=1, attention_width=8)
+VISION = ModelFlops(weight_count=10**6, layer_count=1, attention_width=8, is_causal=False, fixed_length=17)
 BATCH = {"input_ids": torch.zeros(4, 128, dtype=torch.long)}
 IMAGES = (torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))
 
@@ -163,7 +163,7 @@ def test_packed_documents_attend_to_themselves_only(fields, documents):
 
 
 def test_the_output_layer_counts_for_the_tokens_that_it_takes():
-    flops = replace(FLOPS, head_weights=400_000)
+    flops = replace(FLOPS, output_layer_weight_count=400_000)
     found = trained(BATCH | {"logits_to_keep": 28}, module=flops)
     assert found["tflops"] == (512 * flops.compute_flop_per_token(128) - 4 * 100 * 6 * 400_000) / 1e12
 
@@ -208,7 +208,7 @@ class Frozen(torch.nn.Module):
 def test_frozen_weights_count_as_torch_counts_them(frozen, reentrant, monkeypatch):
     """With checkpointing as much as without it: nothing that is computed again counts."""
     model, ids = Frozen(frozen, reentrant), BATCH["input_ids"]
-    flops = ModelFlops(weights=6 * 8 * 8, layers=3, attention_width=0)
+    flops = ModelFlops(weight_count=6 * 8 * 8, layer_count=3, attention_width=0)
     monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: flops)
     found = trained(BATCH, module=model, work=lambda: model(ids).backward())
     model.is_checkpointed = False
@@ -224,7 +224,7 @@ def test_frozen_weights_that_nobody_sees_count_as_trained(monkeypatch):
 
 
 def test_attention_of_frozen_layers_runs_forward_only(monkeypatch):
-    flops = ModelFlops(weights=1, layers=3, attention_width=10**6)
+    flops = ModelFlops(weight_count=1, layer_count=3, attention_width=10**6)
     monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: flops)
     model = Frozen(2, None)
     found = trained(BATCH, module=model, work=lambda: model(BATCH["input_ids"]).backward())
@@ -234,9 +234,9 @@ def test_attention_of_frozen_layers_runs_forward_only(monkeypatch):
 def test_a_compiled_model_with_adapters_has_a_formula(monkeypatch):
     model = Frozen("adapted", None)
     model._compiled_call_impl = lambda ids: ids
-    flops = ModelFlops(weights=6 * 8 * 8, layers=3, attention_width=0)
+    flops = ModelFlops(weight_count=6 * 8 * 8, layer_count=3, attention_width=0)
     monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: flops)
-    assert trained(BATCH, module=model)["tflops"] == 512 * (4 * flops.weights + 6 * 3 * 32) / 1e12
+    assert trained(BATCH, module=model)["tflops"] == 512 * (4 * flops.weight_count + 6 * 3 * 32) / 1e12
 
 
 def test_a_compiled_model_is_not_counted():

@@ -15,7 +15,7 @@ from mamf.cli import main
 from mamf.engine.strategies.studies import VerifyStrategy, draw_problem, make_verify_plan
 from mamf.kernel import CELL_SIZE, WrongCells, describe_wrong_cells
 from mamf.logs.run_log import read_run_log
-from mamf.logs.shared_runs import find_shared_logs, read_log_or_shared_run
+from mamf.logs.shared_runs import find_shared_run_logs, read_log_or_shared_run
 from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
 from mamf.node.verdict import NodeDevice
@@ -152,7 +152,7 @@ def test_each_device_has_a_log_and_one_wrong_result_fails_the_run(run, monkeypat
     code, out, _ = run(*command, "right")
     right, parts = (
         count_verified_items(read_log_or_shared_run(run.folder / "right").measurements),
-        find_shared_logs(run.folder / "right"),
+        find_shared_run_logs(run.folder / "right"),
     )
     assert (code, "verify PASSED" in out, len(parts)) == (0, True, 2)
     assert right["problems"] == sum(

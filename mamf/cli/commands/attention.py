@@ -174,13 +174,13 @@ class _AttentionSession(Session):
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.cli.ceilings import warn_of_short_budgets
-        from mamf.engine.search.shares import SharesStrategy
+        from mamf.engine.search.shares import CeilingSharesStrategy
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record
 
         searches = self._list_searches_for_missing_ceilings()
         warn_of_short_budgets(searches)
-        return SharesStrategy(
+        return CeilingSharesStrategy(
             setup,
             self.ceilings,
             [LogRecord("ceiling", make_ceiling_record(ceiling)) for ceiling in self.given_ceilings_to_log.values()],

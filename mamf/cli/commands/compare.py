@@ -51,8 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.logs.compare import compare
-    from mamf.logs.legacy import read_legacy_or_none
+    from mamf.logs.compare import compare_logs
+    from mamf.logs.legacy import read_legacy_log_or_none
     from mamf.report.comparison import make_comparison_document
     from mamf.report.imported import make_compared_run, make_side_by_side_document
 
@@ -64,7 +64,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     sides = (options.logs[:1], options.logs[1:]) if options.against is None else (options.logs, options.against)
     with ExitStack() as open_files:
         files = [[open_files.enter_context(open_as_local_path(path)) for path in side] for side in sides]
-        finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for side in files for path in side]
+        finder_runs = [None if path.is_dir() else read_legacy_log_or_none(path) for side in files for path in side]
         if any(finder_runs):  # Rows of mamf-finder match no rows of other logs, so print the logs side by side.
             if len(finder_runs) != 2:
                 raise UsageError(
@@ -78,6 +78,6 @@ def run_with_options(options: argparse.Namespace) -> int:
         logs_a, logs_b = ([read_log(path) for path in side] for side in files)
     if [path.resolve() for path in sides[0]] == [path.resolve() for path in sides[1]]:
         warn("A and B are the same log, so no row can differ")
-    comparison = compare(logs_a, logs_b, options.anyway)
+    comparison = compare_logs(logs_a, logs_b, options.anyway)
     print_document(options, make_comparison_document(comparison, options.tolerance, options.top))
-    return REGRESSION_EXIT_CODE if comparison.is_slower(options.tolerance) else 0
+    return REGRESSION_EXIT_CODE if comparison.is_b_slower(options.tolerance) else 0

@@ -270,11 +270,11 @@ class _GuardSession(Session):
         return exit_code
 
     def _write_baseline(self, log: RunLog) -> None:
-        from mamf.logs.judging import list_half_widths
+        from mamf.logs.judging import list_half_widths_and_rows
         from mamf.report.comparison import format_as_percent
         from mamf.report.document import format_count
 
-        baseline, pairs = self.options.baseline, list_half_widths(log)
+        baseline, pairs = self.options.baseline, list_half_widths_and_rows(log)
         if log.tier != "complete":
             warn(
                 "the run is not complete, so no baseline was written: continue the run with --update --resume "

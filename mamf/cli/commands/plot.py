@@ -69,8 +69,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 def _make_picture(options: argparse.Namespace) -> Picture:
     from mamf.cli.reading import read_log
     from mamf.kinds.registry import make_log_chart
-    from mamf.logs.legacy import read_legacy_or_none
-    from mamf.logs.shared_runs import is_shared_folder
+    from mamf.logs.legacy import read_legacy_log_or_none
+    from mamf.logs.shared_runs import is_shared_run_folder
     from mamf.node.logs import make_contributed_baseline, read_node_folders
     from mamf.node.report import make_node_chart
     from mamf.node.verdict import judge_devices
@@ -80,7 +80,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
     if options.cycles:
         _refuse_regime_and_direction(options, "a picture of cycles")
         return make_clock_chart(read_log(*options.logs))
-    folders = [path for path in options.logs if path.is_dir() and not is_shared_folder(path)]
+    folders = [path for path in options.logs if path.is_dir() and not is_shared_run_folder(path)]
     if len(folders) == len(options.logs):
         _refuse_regime_and_direction(options, "the chart of a node")
         _, devices = read_node_folders(options.logs)
@@ -90,7 +90,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
             f"mamf cannot draw {folders[0]}, a folder of 'mamf node', together with logs: give only such folders, or "
             "only logs"
         )
-    finder_runs = [None if path.is_dir() else read_legacy_or_none(path) for path in options.logs]
+    finder_runs = [None if path.is_dir() else read_legacy_log_or_none(path) for path in options.logs]
     if any(finder_runs):
         _refuse_regime_and_direction(options, "a log of mamf-finder")
         return make_side_by_side_chart(

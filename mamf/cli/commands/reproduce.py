@@ -123,7 +123,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     it a whole problem for the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
     from mamf.cli.reading import open_as_local_path, read_log
-    from mamf.logs.judging import make_claims
+    from mamf.logs.judging import make_reproduce_options
 
     if options.claim:
         claims = [_parse_claim(text) for text in options.claim]
@@ -135,7 +135,7 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
         return claims[0][0], ReproduceOptions(tuple(claim for _, claim in claims), "--claim"), None
     with open_as_local_path(options.source) as file:
         log = read_log(file)
-        return log.plan.operation, make_claims(log, options.top), log
+        return log.plan.operation, make_reproduce_options(log, options.top), log
 
 
 def _parse_claim(text: str) -> tuple[str, Claim]:

@@ -117,11 +117,11 @@ def _review_file(path: Path) -> Review:
 
 
 def submit_logs(options: argparse.Namespace) -> int:
-    from mamf.logs.shared_runs import find_shared_logs
+    from mamf.logs.shared_runs import find_shared_run_logs
 
     if not options.dry_run:
         _require_results_folder(options.results, ", name it with --results, or use --dry-run, which needs no clone")
-    paths = find_shared_logs(options.log) if options.log.is_dir() else [options.log]
+    paths = find_shared_run_logs(options.log) if options.log.is_dir() else [options.log]
     return max((_submit_log(options, path) for path in paths), default=FAILURE_EXIT_CODE)
 
 

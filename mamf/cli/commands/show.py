@@ -38,10 +38,10 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.logs.shared_runs import is_shared_folder
+    from mamf.logs.shared_runs import is_shared_run_folder
 
     path, *other_paths = options.logs
-    if other_paths or is_shared_folder(path):
+    if other_paths or is_shared_run_folder(path):
         print_document(options, _make_run_log_document(read_log(*options.logs), options))
     elif path.is_dir():
         print_document(options, _make_folder_document(path))
@@ -76,12 +76,12 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     fields ``top`` (maximum number of rows) and ``ceiling`` (logs of ceilings, or None). Raises RunLogError for any
     other file.
     """
-    from mamf.logs.legacy import read_legacy_or_none
+    from mamf.logs.legacy import read_legacy_log_or_none
     from mamf.profiling.log import make_profile_document, read_profile_or_none
     from mamf.report.imported import make_finder_document
 
     with show_reading_progress([path]) as count_read_bytes:
-        finder_run = read_legacy_or_none(path, count_read_bytes)
+        finder_run = read_legacy_log_or_none(path, count_read_bytes)
     if finder_run:
         return make_finder_document(finder_run, options.top)
     if (profile := read_profile_or_none(path)) is not None:

@@ -18,7 +18,7 @@ from typing import ClassVar
 
 from mamf.backend import Backend, SensorReading, Unavailability
 from mamf.errors import MamfError, PluginError, get_catchable_plugin_errors
-from mamf.kernel import Prepared, Problem, Verdict, choose_operand_set_count, describe_wrong_cells
+from mamf.kernel import PreparedKernel, Problem, Verdict, choose_operand_set_count, describe_wrong_cells
 from mamf.measurement import WRONG_TILES_KEY, Conditions
 from mamf.plans import Plan
 from mamf.statistics import Repeatability, compute_interval, compute_mean_or_median
@@ -188,7 +188,7 @@ class Regime(ABC):
         """The reason why rows of this regime cannot be trusted fully on this device; empty if they can."""
         return ""
 
-    def explain_why_too_long(self, launch_seconds: float) -> str | None:
+    def explain_too_long_launch(self, launch_seconds: float) -> str | None:
         """Return why a launch that takes ``launch_seconds`` is too long for this regime; None if it is not."""
         return None
 
@@ -353,7 +353,8 @@ class WrongResultError(MamfError):
         changed = verdict.details.get("changed operands")
         reason = f"a launch changed its operands: {changed}" if changed else verdict.reason
         mismatch = (
-            f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
+            f"relative error {verdict.error:.2g} against {verdict.reference_arithmetic}; "
+            f"the limit is {verdict.tolerance:.2g}"
         )
         super().__init__(reason or mismatch)
         self.verdict = verdict
@@ -379,31 +380,31 @@ class CheckedKernel:
     for each set of operands. ``verdict``: the verdict with the largest error so far.
     """
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: PreparedKernel) -> None:
         self.prepared = prepared
         self._returned: list[object] = [None] * len(prepared.launches)
         self._launched: set[int] = set()
         #: For each group of launches: device seconds from the mark after its last launch to an idle mark.
         self.idle_mark_gap_seconds: list[float] = []
-        self.launches: Sequence[Launch] = tuple(map(self._make_remembering_launch, range(len(prepared.launches))))
+        self.launches: Sequence[Launch] = tuple(map(self._make_result_keeping_launch, range(len(prepared.launches))))
         self.verdict = Verdict(0.0, math.inf)
 
-    def _make_remembering_launch(self, index: int) -> Launch:
+    def _make_result_keeping_launch(self, index: int) -> Launch:
         launch, returned, launched = self.prepared.launches[index], self._returned, self._launched
 
-        def launch_and_remember() -> object:
+        def launch_and_keep_result() -> object:
             returned[index] = None  # Free the memory of the earlier result for this launch.
             result = returned[index] = launch()
             launched.add(index)
             return result
 
-        return launch_and_remember
+        return launch_and_keep_result
 
     def warm_up_and_verify(self, backend: Backend) -> float:
         """Launch the kernel once with each set of operands, verify the whole outputs, and return the host seconds of
         the last launch. Raise WrongResultError if an output is wrong, and any error of a launch.
         """
-        self.change_operands_and_poison()
+        self.change_operands_and_poison_outputs()
         seconds = [self.time_launch(index, backend) for index in range(len(self.launches))]
         self.verify_last_outputs(checks_all_elements=True)
         self.require_unchanged_operands()
@@ -419,7 +420,7 @@ class CheckedKernel:
         backend.synchronize()
         return backend.now() - start_time
 
-    def change_operands_and_poison(self) -> None:
+    def change_operands_and_poison_outputs(self) -> None:
         """Change the operands if the kernel can do that, and poison the outputs: overwrite them with wrong values. Then
         the outputs become right only if a later launch computes them.
         """

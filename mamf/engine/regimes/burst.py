@@ -102,7 +102,7 @@ class BurstRegime(Regime):
     def row_remark(self) -> str:
         return self.backend.burst_traits.remark
 
-    def explain_why_too_long(self, launch_seconds: float) -> str | None:
+    def explain_too_long_launch(self, launch_seconds: float) -> str | None:
         max_seconds = self.backend.burst_traits.train_seconds
         durations = f"a launch takes {launch_seconds * 1e3:.3g} ms, longer than a burst of {max_seconds * 1e3:.3g} ms"
         return f"{durations}: measure it in the sustained regime" if launch_seconds > max_seconds else None
@@ -183,7 +183,7 @@ class BurstRegime(Regime):
         """
         backend = self.backend
         with pause_garbage_collection():
-            self._queue_lead_and_warm_cache(launch, self.max_lead_seconds)
+            self._queue_flushes_and_warm_cache(launch, self.max_lead_seconds)
             stamps_and_marks = []
             for _ in range(train_size):
                 if self.must_flush_cache:
@@ -274,7 +274,7 @@ class BurstRegime(Regime):
             return 0.0
         return 1 - self._flush_queueing_seconds / self._flush_seconds
 
-    def _queue_lead_and_warm_cache(self, launch: Launch, lead_seconds: float) -> None:
+    def _queue_flushes_and_warm_cache(self, launch: Launch, lead_seconds: float) -> None:
         """Queue cache flushes that put the host ``lead_seconds`` ahead of the device, and that last until the device
         has woken up from its rest. The host needs the lead because it takes longer to launch a small kernel than the
         device takes to run the kernel, and a device must not wait for the host while mamf times it. To measure with a
@@ -304,15 +304,15 @@ class BurstRegime(Regime):
         """
         backend, launch = self.backend, checked.launches[0]
         with pause_garbage_collection():
-            self._queue_lead_and_warm_cache(launch, self.min_lead_seconds + train_size * lag_seconds)
+            self._queue_flushes_and_warm_cache(launch, self.min_lead_seconds + train_size * lag_seconds)
             start_time = backend.now()
             marks = [self._flush_and_queue_launch(launch) for _ in range(train_size - 1)]
             paused = backend.now()
             # Poison the output, so that only the last launch can produce the correct output that mamf verifies next.
-            checked.change_operands_and_poison()
+            checked.change_operands_and_poison_outputs()
             # The host may have used up its lead, so queue another lead for the last launch. Otherwise only the last
             # launch would wait for the host and take longer, and mamf would conclude that the others had skipped work.
-            self._queue_lead_and_warm_cache(
+            self._queue_flushes_and_warm_cache(
                 launch, backend.now() - paused + self._idle_mark_queueing_seconds + 2 * lag_seconds
             )
             if not self.must_flush_cache:

@@ -62,11 +62,11 @@ class ClassicRegime(Regime):
         backend, start_time = self.backend, self.backend.now()
         launch_marks: list[tuple[object, object]] = []
         samples = Samples()
-        checked.change_operands_and_poison()
+        checked.change_operands_and_poison_outputs()
         launches = self.warmup_launches + self.timed_launches
         for count in range(1, launches + 1):
             if count == launches:
-                checked.change_operands_and_poison()
+                checked.change_operands_and_poison_outputs()
             backend.flush_cache(self.flush_bytes)
             if checked.prepared.rewrite_output is not None:
                 checked.prepared.rewrite_output()

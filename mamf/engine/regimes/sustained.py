@@ -55,7 +55,7 @@ class LaunchBlock(NamedTuple):
 
     - ``seconds_per_launch``: the mean seconds of a launch. ``launch_count``: the number of launches.
     - ``reading``: what the sensors reported while the device was busy; None if the device has no sensors.
-    - ``tick``: a change of the energy counter; None if the caller did not ask for one, or the counter did not change.
+    - ``energy_tick``: a change of the energy counter; None if it did not change or was not asked for.
     - ``was_queued_in_measured_part``: True if the block was queued after the visit's measured part began.
     - ``idle_seconds``: the seconds for which the device idled before the block, because the host queued the block only
       after the device had finished the previous one. ``seconds_per_launch`` does not include them.
@@ -66,7 +66,7 @@ class LaunchBlock(NamedTuple):
     seconds_per_launch: float
     launch_count: int
     reading: SensorReading | None
-    tick: EnergyTick | None
+    energy_tick: EnergyTick | None
     was_queued_in_measured_part: bool
     idle_seconds: float
     is_limited_by_host: bool
@@ -103,7 +103,7 @@ class SustainedRegime(Regime):
     max_settling_seconds: ClassVar[float] = 20.0
     #: The maximum number of launches that ``keep_device_loaded`` queues. The launch queue of a vendor's driver has room
     #: for about a thousand.
-    max_launches_to_keep_loaded: ClassVar[int] = 500
+    max_launches_to_keep_device_loaded: ClassVar[int] = 500
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class SustainedRegime(Regime):
         if self.settling_seconds_after_rest is not None or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(launch_seconds, 1e-9))
-        for launch in itertools.islice(itertools.cycle(launches), min(self.max_launches_to_keep_loaded, count)):
+        for launch in itertools.islice(itertools.cycle(launches), min(self.max_launches_to_keep_device_loaded, count)):
             launch()
             self.backend.submit()
 
@@ -271,7 +271,7 @@ class SustainedRegime(Regime):
         start_time, ticks, idle_seconds, host_limited_count = self.backend.now(), list[EnergyTick](), 0.0, 0
         for block in blocks.finished_blocks:
             now = self.backend.now()
-            ticks += [block.tick] if block.tick is not None else []
+            ticks += [block.energy_tick] if block.energy_tick is not None else []
             # mamf computes the mean power from the first and the last change (tick) of the energy counter. So look for
             # the first change and, near the end of the visit, for every change.
             is_near_end = now - start_time + 3 * block.seconds_per_launch * block.launch_count >= self.visit_seconds
@@ -354,7 +354,7 @@ class _BlockQueue:
         for blocks in itertools.count():
             self._regime.require_advancing_clock(blocks)
             if self.must_poison:
-                self._checked.change_operands_and_poison()
+                self._checked.change_operands_and_poison_outputs()
                 if self.is_in_measured_part and not isinstance(backend.clock_stamps, Unavailability):
                     self.first_stamp = backend.clock_stamps.record_stamp()
                 self.must_poison, last_mark = False, backend.record_mark()

@@ -49,7 +49,7 @@ class SpacedRegime(Regime):
             self.backend.synchronize()
             rounds += 1
         self._load_seconds_left = self.later_problem_load_seconds
-        checked.change_operands_and_poison()
+        checked.change_operands_and_poison_outputs()
         result = checked.launches[0]()
         self.backend.submit()
         checked.verify_last_outputs(checks_all_elements=True)

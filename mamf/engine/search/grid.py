@@ -22,7 +22,7 @@ from mamf.peaks import find_contributed_rates
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
 
 
-def find_earlier_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
+def find_previously_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
     """Return the shapes that were fastest in an earlier search on this device, then the shapes that were fastest in the
     searches in results/ on devices of the same model.
     """
@@ -98,8 +98,8 @@ class SearchSchedule:
     - ``burst_round_counts``, ``sustained_round_counts``: the numbers of rounds in each regime. If sustained has no
       rounds that choose, the search confirms the candidate that was fastest in the burst regime.
     - ``candidate_count``: the number of candidates in the rounds of burst.
-    - ``algorithm_shape_count``: the number of shapes on which each kernel's algorithms are measured before the rounds
-      of burst.
+    - ``algorithm_trial_shape_count``: the number of shapes on which each kernel's algorithms are measured before the
+      rounds of burst.
     """
 
     scout_end_share: float
@@ -108,7 +108,7 @@ class SearchSchedule:
     burst_end_share: float
     burst_round_counts: RoundCounts
     candidate_count: int
-    algorithm_shape_count: int
+    algorithm_trial_shape_count: int
     sustained_round_counts: RoundCounts
     sustained_visits_end_share: float = 1.0
     sustained_choose_end_share: float = 1.0
@@ -119,10 +119,10 @@ THOROUGH_SCHEDULE = SearchSchedule(
     refine_end_share=0.30,
     choose_end_share=0.36,
     burst_end_share=0.40,
-    burst_round_counts=RoundCounts(choosing_rounds=6, confirming_rounds=15),
+    burst_round_counts=RoundCounts(max_choosing_rounds=6, max_confirming_rounds=15),
     candidate_count=8,
-    algorithm_shape_count=3,
-    sustained_round_counts=RoundCounts(choosing_rounds=1, confirming_rounds=6),
+    algorithm_trial_shape_count=3,
+    sustained_round_counts=RoundCounts(max_choosing_rounds=1, max_confirming_rounds=6),
     sustained_visits_end_share=0.44,
     sustained_choose_end_share=0.51,
 )
@@ -131,13 +131,13 @@ QUICK_SCHEDULE = SearchSchedule(
     refine_end_share=0.20,
     choose_end_share=0.235,
     burst_end_share=0.275,
-    burst_round_counts=RoundCounts(choosing_rounds=3, confirming_rounds=12),
+    burst_round_counts=RoundCounts(max_choosing_rounds=3, max_confirming_rounds=12),
     candidate_count=5,
-    algorithm_shape_count=1,
+    algorithm_trial_shape_count=1,
     # In the sustained regime, the rates of the candidates that were fastest in the burst regime differ by less
     # than 0.2 %. So do not choose among them. Spend the time on longer measurements of one candidate, to confirm
     # its rate.
-    sustained_round_counts=RoundCounts(choosing_rounds=0, confirming_rounds=6),
+    sustained_round_counts=RoundCounts(max_choosing_rounds=0, max_confirming_rounds=6),
 )
 
 
@@ -193,7 +193,7 @@ def plan_search(
             f"{flops / 1e9:.3g} GFLOPS on this device: raise the budget"
         )
     first_shapes = tuple(
-        shape for shape in find_earlier_fastest_shapes(backend.info, problem) if fits_grid(grid, shape)
+        shape for shape in find_previously_fastest_shapes(backend.info, problem) if fits_grid(grid, shape)
     )
     plan = Plan(
         FIND,
@@ -234,11 +234,11 @@ def draw_distant_shapes(
     tiles.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
-    pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)
+    size_pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)
     if math.comb(len(sizes) + 1, 2) > count:
-        pairs = [chooser.choices(sizes, k=2) for _ in range(count)]
+        size_pairs = [chooser.choices(sizes, k=2) for _ in range(count)]
     shapes = []
-    for pair in pairs:
+    for pair in size_pairs:
         m, n = chooser.sample(pair, 2)
         k = round(chooser.choice(leaders).k * chooser.uniform(0.75, 1.25)) // step * step
         shapes.append(MatmulShape(m, n, max(k, step)))

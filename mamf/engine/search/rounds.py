@@ -67,10 +67,10 @@ def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> li
 
 
 def drop_beaten_candidates(
-    rows: Sequence[Measurement], candidates: Sequence[Candidate], max_share_behind: float
+    rows: Sequence[Measurement], candidates: Sequence[Candidate], max_slowdown_share: float
 ) -> list[Candidate]:
     """Return the ``candidates`` that are fast enough. Drop a candidate if its median rate over the rounds in ``rows``
-    is lower than the best candidate's by more than the share ``max_share_behind``.
+    is lower than the best candidate's by more than the share ``max_slowdown_share``.
     """
     rounds_by_candidate = {
         candidate: rounds for candidate, rounds in group_rounds_by_candidate(rows).items() if candidate in candidates
@@ -83,7 +83,7 @@ def drop_beaten_candidates(
     return [
         candidate
         for candidate in rounds_by_candidate
-        if median_rates[candidate] >= (1 - max_share_behind) * max(median_rates.values())
+        if median_rates[candidate] >= (1 - max_slowdown_share) * max(median_rates.values())
     ]
 
 
@@ -96,12 +96,12 @@ StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Meas
 class RoundCounts(NamedTuple):
     """The maximum numbers of rounds.
 
-    - ``choosing_rounds``: rounds that choose the best candidate; 0: take the first candidate.
-    - ``confirming_rounds``: later rounds that confirm the rate of this candidate.
+    - ``max_choosing_rounds``: rounds that choose the best candidate; 0: take the first candidate.
+    - ``max_confirming_rounds``: later rounds that confirm the rate of this candidate.
     """
 
-    choosing_rounds: int
-    confirming_rounds: int
+    max_choosing_rounds: int
+    max_confirming_rounds: int
 
 
 @dataclass
@@ -152,9 +152,9 @@ class ConfirmationRounds:
 
     #: After MIN_CONFIRMING_ROUNDS rounds, and at the end of a series of rounds, drop candidates whose median rate is
     #: more than this share below the best median rate.
-    max_share_behind: ClassVar[float] = 0.005
+    max_slowdown_share: ClassVar[float] = 0.005
     #: After any earlier round, drop candidates whose median rate is more than this share below the best median rate.
-    max_share_behind_early: ClassVar[float] = 0.1
+    max_early_slowdown_share: ClassVar[float] = 0.1
 
     def run_rounds(
         self,
@@ -171,17 +171,17 @@ class ConfirmationRounds:
         times (``Backend.now``) by which choosing and confirming must end.
         """
         choosing, best_first = (
-            _RoundsPhase(regime, CHOOSE_PHASE, round_counts.choosing_rounds, choosing_end_time),
+            _RoundsPhase(regime, CHOOSE_PHASE, round_counts.max_choosing_rounds, choosing_end_time),
             list(candidates),
         )
-        if round_counts.choosing_rounds:
+        if round_counts.max_choosing_rounds:
             self.runner.report_phase(f"{regime.name}: comparing the fastest shapes and kernels")
             remaining = yield from self._repeat_rounds(choosing, candidates)
             if choosing.rows:  # Put the best first, because a slow device has no time to confirm all candidates.
                 best_first = [candidate for candidate in rank_candidates(choosing.rows) if candidate in remaining]
         self.runner.report_phase(f"{regime.name}: measuring the fastest again")
         if regime.name != SustainedRegime.name:
-            confirming = _RoundsPhase(regime, CONFIRM_PHASE, round_counts.confirming_rounds, confirming_end_time)
+            confirming = _RoundsPhase(regime, CONFIRM_PHASE, round_counts.max_confirming_rounds, confirming_end_time)
             yield from self._repeat_rounds(confirming, best_first)
             return choosing.rows + confirming.rows
         rows = choosing.rows
@@ -189,7 +189,7 @@ class ConfirmationRounds:
         # A visit of the sustained regime takes seconds, so visit the next candidate only if the one before it failed.
         for candidate in best_first:
             visits = yield from self._confirm_candidate_by_visits(
-                regime, conditions, candidate, round_counts.confirming_rounds, confirming_end_time
+                regime, conditions, candidate, round_counts.max_confirming_rounds, confirming_end_time
             )
             rows += visits
             if all(row.ok for row in visits):
@@ -293,7 +293,9 @@ class ConfirmationRounds:
                 break
             remaining = [candidate for candidate in remaining if candidate not in unmeasured]
             remaining = drop_beaten_candidates(
-                rows, remaining, self.max_share_behind if number >= phase.min_rounds else self.max_share_behind_early
+                rows,
+                remaining,
+                self.max_slowdown_share if number >= phase.min_rounds else self.max_early_slowdown_share,
             )
             if number < phase.min_rounds and remaining and not self.runner.is_replaying:
                 rounds = phase.min_rounds - number + (MIN_CONFIRMING_ROUNDS if phase.is_choosing else 0)
@@ -302,7 +304,7 @@ class ConfirmationRounds:
             remaining = [candidate for candidate in dict.fromkeys((*confirmed, *remaining)) if candidate not in failed]
             if len(remaining) <= (1 if phase.is_choosing else 0):  # There is nothing left to choose or to confirm.
                 break
-        return drop_beaten_candidates(rows, remaining, self.max_share_behind)
+        return drop_beaten_candidates(rows, remaining, self.max_slowdown_share)
 
     def _run_round(
         self, phase: _RoundsPhase, number: int, candidates: Sequence[Candidate]

@@ -70,15 +70,15 @@ _LEADER_COUNT = 8
 class SearchResult:
     """The result of a search for the fastest shape of a grid.
 
-    - ``best``: the fastest shape. Its measured rate is biased upward, so measure it again.
-    - ``measured``: the TFLOPS of the measured shapes, in the order of measurement; NaN if a shape could not be
+    - ``best_shape``: the fastest shape. Its measured rate is biased upward, so measure it again.
+    - ``tflops_by_shape``: the TFLOPS of the measured shapes, in the order of measurement; NaN if a shape could not be
       measured.
-    - ``exhausted``: True if the search ended because it had measured all promising shapes.
+    - ``is_exhausted``: True if the search ended because it had measured all promising shapes.
     """
 
-    best: MatmulShape
-    measured: dict[MatmulShape, float]
-    exhausted: bool = False
+    best_shape: MatmulShape
+    tflops_by_shape: dict[MatmulShape, float]
+    is_exhausted: bool = False
 
 
 def find_best(
@@ -94,7 +94,7 @@ def find_best(
     Raises ValueError if the grid is empty, ``max_measurements`` is less than 1, or no shape can be measured.
 
     >>> grid = mamf.MatmulGrid([1024, 2048], [1024], [1024, 4096])
-    >>> str(mamf.find_best(lambda shape: shape.k / 4096 + shape.m, grid).best)
+    >>> str(mamf.find_best(lambda shape: shape.k / 4096 + shape.m, grid).best_shape)
     '2048x1024x4096'
     """
     if max_measurements < 1:
@@ -111,8 +111,8 @@ def find_best(
             )
     if not (leaders := search.find_leaders(1)):
         raise ValueError("no shape of the grid could be measured: measure() must return TFLOPS above 0 for some shape")
-    measured = {shape: tflops for (shape, _), tflops in search.measured_tflops.items()}
-    return SearchResult(leaders[0][0], measured, search.is_exhausted)
+    tflops_by_shape = {shape: tflops for (shape, _), tflops in search.measured_tflops.items()}
+    return SearchResult(leaders[0][0], tflops_by_shape, search.is_exhausted)
 
 
 def list_shapes_to_predict(
@@ -320,12 +320,12 @@ class ShapeSearch:
             masks.append(
                 np.ones(len(self._shapes), dtype=bool)
                 if is_useless
-                else find_hopeless_shapes(self._log_sizes, successful_rows, failed_rows)
+                else compute_hopeless_mask(self._log_sizes, successful_rows, failed_rows)
             )
         self._hopeless_mask = np.concatenate(masks)
 
 
-def find_hopeless_shapes(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
+def compute_hopeless_mask(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
     """Return an array that is True for hopeless shapes: shapes that failed, and shapes that have at least two failures
     and hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
     example, if memory is too small or sizes are not aligned).

@@ -24,7 +24,7 @@ SCOUT_PHASE = "scout"
 _MIN_BUDGET_SECONDS = 1e-9
 
 
-class SharesStrategy(RowsStrategy):
+class CeilingSharesStrategy(RowsStrategy):
     """A strategy that finds the ceilings of a device, then measures rows and reports their rates as shares of these.
 
     - ``ceilings``: the known ceilings; the strategy adds those that it finds.

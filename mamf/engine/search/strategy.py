@@ -67,10 +67,10 @@ class GridSearchStrategy(PlanStrategy):
     min_speedup_share: ClassVar[float] = 0.005
     #: A quick search also tries the chosen kernel on this number of shapes that were the fastest in earlier searches on
     #: devices of this model.
-    trial_earlier_shape_count: ClassVar[int] = 4
+    earlier_trial_shape_count: ClassVar[int] = 4
     #: The maximum number of a kernel's algorithms, the most promising first, that a quick search tries on a shape. On
     #: the first shape it tries all algorithms of kernels that need no compilation.
-    max_quick_algorithms: ClassVar[int] = 2
+    max_algorithms_in_quick_search: ClassVar[int] = 2
 
     def __init__(self, setup: RunSetup) -> None:
         # Let all rows of an interrupted run answer steps, because the rows also show when each phase ended.
@@ -114,14 +114,14 @@ class GridSearchStrategy(PlanStrategy):
         )
         if SustainedRegime.name in self.plan.regimes:
             self._confirmation.deadline -= self._confirmation.estimate_confirmation_seconds()
-        burst_rows = yield from self._search_burst()
+        burst_rows = yield from self._search_in_burst_regime()
         self._confirmation.deadline = deadline
         if SustainedRegime.name in self.plan.regimes:
-            yield from self._search_sustained(burst_rows)
+            yield from self._search_in_sustained_regime(burst_rows)
 
     # -- burst -------------------------------------------------------------------------------------------------------
 
-    def _search_burst(self) -> StepsReturningRows:
+    def _search_in_burst_regime(self) -> StepsReturningRows:
         problem, grid, schedule = self.plan.problem, self.options.grid, self.schedule
         shapes = [shape for shape in grid.list_shapes() if fits_grid(grid, shape)]
         regime = self._allocate_operands_and_prepare(BurstRegime(self.backend), shapes)
@@ -173,7 +173,7 @@ class GridSearchStrategy(PlanStrategy):
         size_pair_candidates = find_best_candidate_per_size_pair(self._scouted_rows)[: schedule.candidate_count // 2]
         candidates = list(dict.fromkeys((*size_pair_candidates, *leaders)))[: schedule.candidate_count]
         self.runner.report_phase("burst: choosing the fastest algorithms of each shape")
-        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: schedule.algorithm_shape_count]))
+        shapes = list(dict.fromkeys(shape for shape, _ in candidates[: schedule.algorithm_trial_shape_count]))
         end_time = self._compute_phase_end(schedule.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._measure_algorithms(regime, shapes, rule, self._ranked_kernels, end_time)
         rows_by_shape = group_pairs((row.shape, row) for row in self._algorithm_rows if row.ok and row.shape in shapes)
@@ -240,7 +240,7 @@ class GridSearchStrategy(PlanStrategy):
             self._ranked_kernels = kernels = self._choose_best_kernel(tried_rows, shapes)
             # The shapes on which the default kernel is fastest are rarely the fastest of another kernel. So try the
             # chosen kernel also on shapes that were fastest before on devices of this model.
-            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.trial_earlier_shape_count])))
+            shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.earlier_trial_shape_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
             tried_rows = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
@@ -319,7 +319,7 @@ class GridSearchStrategy(PlanStrategy):
             except Exception:  # The library fails for this shape. The row of the kernel itself will say why.
                 variants = (kernel,)
             if self.options.is_quick and (shape != shapes[0] or not kernel.has_cheap_variants):
-                variants = variants[: self.max_quick_algorithms]
+                variants = variants[: self.max_algorithms_in_quick_search]
             for variant in variants:
                 self._kernels_by_name[variant.name] = variant
                 names.add(variant.name)
@@ -328,7 +328,7 @@ class GridSearchStrategy(PlanStrategy):
 
     # -- sustained ---------------------------------------------------------------------------------------------------
 
-    def _search_sustained(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
+    def _search_in_sustained_regime(self, burst_rows: Sequence[Measurement]) -> StepGenerator:
         regime, rounds = SustainedRegime(self.backend, SUSTAINED_VISIT_SECONDS), self.schedule.sustained_round_counts
         # Rank candidates by their rounds in the burst regime, because the fastest of many single rows may be fastest by
         # chance.
@@ -336,10 +336,10 @@ class GridSearchStrategy(PlanStrategy):
         best_candidates = (chosen or find_best_candidate_per_size_pair(burst_rows))[
             : self.sustained_round_candidate_count
         ]
-        if rounds.choosing_rounds:
-            best_candidates = yield from self._measure_candidates_in_sustained(regime, burst_rows)
+        if rounds.max_choosing_rounds:
+            best_candidates = yield from self._measure_candidates_in_sustained_regime(regime, burst_rows)
             if not self._confirmation.has_time_to_confirm():
-                rounds = rounds._replace(choosing_rounds=0)  # The short visits have already chosen.
+                rounds = rounds._replace(max_choosing_rounds=0)  # The short visits have already chosen.
         else:
             self._allocate_operands_and_prepare(regime, [shape for shape, _ in best_candidates])
         yield from self._confirmation.run_rounds(
@@ -359,7 +359,7 @@ class GridSearchStrategy(PlanStrategy):
         )
         return self.runner.prepare_regime(regime)
 
-    def _measure_candidates_in_sustained(
+    def _measure_candidates_in_sustained_regime(
         self, regime: Regime, burst_rows: Sequence[Measurement]
     ) -> Generator[Step | Measurement, Measurement | None, list[Candidate]]:
         """Measure each candidate from burst for a short time in the sustained regime, and return the best of them."""
@@ -404,8 +404,8 @@ class GridSearchStrategy(PlanStrategy):
 
 
 _ROUND_COUNTS_BY_REGIME = {
-    BURST: RoundCounts(choosing_rounds=4, confirming_rounds=7),
-    SUSTAINED: RoundCounts(choosing_rounds=1, confirming_rounds=3),
+    BURST: RoundCounts(max_choosing_rounds=4, max_confirming_rounds=7),
+    SUSTAINED: RoundCounts(max_choosing_rounds=1, max_confirming_rounds=3),
 }
 _CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
 #: _BUDGET_SHARE_FOR_ROWS: the share of the budget for measuring every row once. _BUDGET_SHARE_BEFORE_LAST_REGIME: all
@@ -435,11 +435,11 @@ class RowsSearchStrategy(RowsStrategy):
                 yield from self.measure_rows(regime, remaining_row_keys)
             is_last = number == len(self.plan.regimes) - 1
             budget = math.inf if self.plan.budget_seconds is None else self.plan.budget_seconds
-            yield from self._confirm_problems(
+            yield from self._confirm_best_candidates(
                 regime, run.start_time + (1.0 if is_last else _BUDGET_SHARE_BEFORE_LAST_REGIME) * budget
             )
 
-    def _confirm_problems(self, regime: Regime, phase_end_time: float) -> StepGenerator:
+    def _confirm_best_candidates(self, regime: Regime, phase_end_time: float) -> StepGenerator:
         """Choose and confirm a candidate for every problem in one regime. Each problem gets an equal part of the time
         until the backend time ``phase_end_time``.
         """

@@ -117,7 +117,7 @@ class FeatureDistances(NamedTuple):
 
     - ``size_distances``: the distances in size, C x D. ``wave_distances``: the distances in waves for each tile size,
       (number of tile sizes) x C x P. ``aspect_distances``: the distances in aspect ratio, C x P.
-    - ``has_pair``: C x P; 1.0 if the candidate of the row has the pair of the column, else 0.0.
+    - ``is_pair_of_candidate``: C x P; 1.0 if the candidate of the row has the pair of the column, else 0.0.
     - ``pair_indices``: for each of the D candidates, the index of its pair of M and N.
     - ``is_same_kernel``: C x D; 1.0 if both candidates have the same kernel, else 0.0; None if there is one kernel.
     """
@@ -125,7 +125,7 @@ class FeatureDistances(NamedTuple):
     size_distances: Array
     wave_distances: Array
     aspect_distances: Array
-    has_pair: Array
+    is_pair_of_candidate: Array
     pair_indices: Indices
     is_same_kernel: Array | None = None
 
@@ -356,7 +356,7 @@ def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters)
     distances, correlate_by_sizes = parts.distances, parts.correlate_by_sizes(hyperparameters.size_length_scale)
     sizes = correlate_by_sizes**2
     sizes *= sizes
-    sizes *= (0.5 + hyperparameters.pair_share * distances.has_pair)[:, distances.pair_indices]
+    sizes *= (0.5 + hyperparameters.pair_share * distances.is_pair_of_candidate)[:, distances.pair_indices]
     together = (
         parts.correlate_by_waves(hyperparameters.wave_length_scale)
         * (0.5 + hyperparameters.asymmetry_share * parts.aspect_correlation)

@@ -26,7 +26,7 @@ from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 from mamf.engine.runner import PlanStrategy, RunSetup, Step, StepGenerator, make_failed_row
 from mamf.engine.strategies.rows import RowsStrategy
 from mamf.errors import UnavailableError, UnsupportedError, UsageError, get_catchable_plugin_errors
-from mamf.kernel import AnyKernel, Verdict, explain_unsupported
+from mamf.kernel import AnyKernel, Verdict, explain_unsupported_launch
 from mamf.logs.compared_rows import ComparedRow, combine_measurements, group_by_key
 from mamf.logs.judging import DEFAULT_GUARD_TOLERANCE, UNDECIDED, judge_claims, needs_repetition
 from mamf.measurement import Measurement, MeasurementStatus, group_pairs
@@ -147,7 +147,7 @@ def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, r
             continue
         shape = case.pop("shape")
         problem = operation.make_problem(backend, {**case, "dtype": dtype, "seed": seed})
-        if not explain_unsupported(kernel, backend, problem, shape):
+        if not explain_unsupported_launch(kernel, backend, problem, shape):
             return problem, shape
     return None
 
@@ -380,7 +380,7 @@ class _PairMeasurement:
             self.flushes = 0 if self.backend.timer == "host clock" else flushes
             self.samples = {row: Samples() for row in PAIR_ROWS}
             for works in (both_works[:1], both_works[1:], both_works) * _OVERLAP_ROUND_COUNT:
-                self.is_host_slow = self._measure_works_in_round(works) > _MAX_LATE_SHARE
+                self.is_host_slow = self._measure_workloads_in_round(works) > _MAX_LATE_SHARE
                 self._verify_outputs(works)
                 # If the host was late in too many windows, try more flushes and fewer launches per window.
                 if self.is_host_slow and flushes != _FLUSHES_AND_MAX_LAUNCHES[-1][0]:
@@ -415,7 +415,7 @@ class _PairMeasurement:
             if checks_all_elements:
                 self._call_on_all_ranks(work.checked.require_unchanged_operands)
 
-    def _measure_works_in_round(self, works: Sequence[_TimedWork]) -> float:
+    def _measure_workloads_in_round(self, works: Sequence[_TimedWork]) -> float:
         """Launch these workloads for one oscillation period of the power controller without taking samples, then take
         samples for this round's share of the time. Return the share of windows in which the host of any rank was late.
         """
@@ -452,7 +452,7 @@ class _PairMeasurement:
         backend = self.backend
         for work in works:
             work.marks = []
-            work.checked.change_operands_and_poison()
+            work.checked.change_operands_and_poison_outputs()
         first = backend.record_mark()
         backend.wait_for_mark(first)
         start_time = backend.now()

@@ -22,7 +22,7 @@ import torch
 
 from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.errors import get_first_message_line
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 from mamf.machine.environment import get_package_version
 from mamf.operations.attention.attention_reference import (
     MAX_ROUNDING_DEVIATIONS,
@@ -152,7 +152,7 @@ class TorchAttention(AttentionKernel):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         forward_pass = self.bind_operands(backend, problem, shape)
         buffer_sets = split_buffers_into_sets(take_pool_buffers(pool, problem.list_buffers(shape, sets)), sets)
         attentions = [

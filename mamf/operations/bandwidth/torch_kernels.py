@@ -19,7 +19,7 @@ import torch
 from mamf.backend import Backend, OperandPool, Unavailability
 from mamf.dtypes import DTYPES
 from mamf.errors import UnsupportedError
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 from mamf.operations.bandwidth.operation import (
     SOURCE_ARRAYS_BY_PATTERN,
     BandwidthKernel,
@@ -64,7 +64,7 @@ class TorchBandwidthKernel(TorchKernel[BandwidthProblem, BandwidthShape], Bandwi
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         return super().prepare(backend, problem, shape, pool, problem.limit_operand_set_count(shape, sets), rewrite)
 
     def make_operand_set(

@@ -22,7 +22,7 @@ from typing import ClassVar
 import torch
 
 from mamf.backend import Backend, OperandPool, Unavailability
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 from mamf.operations.attention.attention_reference import (
     compute_reference_attention,
     compute_reference_distance,
@@ -147,7 +147,7 @@ class TorchDecodeKernel(DecodeKernel):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         assert isinstance(backend, TorchBackend)
         sets = 1 if problem.graph else sets  # One set is enough for a graph, because its launches use several caches.
         set_count = sets * problem.count_kernel_launches(shape)

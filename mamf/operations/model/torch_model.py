@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from mamf.backend import Backend, OperandPool, Unavailability
-from mamf.kernel import Prepared, Verdict
+from mamf.kernel import PreparedKernel, Verdict
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.attention.torch_attention import TorchAttention
 from mamf.operations.model.network import AttentionFunction, LanguageModel, initialize_weights
@@ -116,7 +116,7 @@ class TorchModel(ModelKernel):
         pool: OperandPool,
         sets: int = 1,
         rewrite: bool = False,
-    ) -> Prepared:
+    ) -> PreparedKernel:
         assert isinstance(backend, TorchBackend)
         gc.collect()  # Free the memory of the previous model, which may be in a reference cycle.
         require_free_memory(backend, problem.count_bytes(shape))
@@ -255,12 +255,12 @@ class PreparedModel:
         tensors_per_parameter = 1 + (len(_MOMENT_NAMES) if self._optimizer else 0)
         self._extra_bytes_per_set = tensors_per_parameter * problem.count_parameter_bytes(shape)
 
-    def make_prepared(self) -> Prepared:
+    def make_prepared(self) -> PreparedKernel:
         operands: dict[str, torch.Tensor] = dict(self._network.named_parameters())
         for index, (tokens, targets) in enumerate(self._batches):
             operands |= {f"tokens {index}": tokens, f"targets {index}": targets}
         self._find_changed_operands = ChangeDetector({name: tensor.detach() for name, tensor in operands.items()})
-        return Prepared(
+        return PreparedKernel(
             launches=[functools.partial(self._launch, *batch) for batch in self._batches],
             verify=self.verify,
             poison_outputs=self.poison_outputs,

@@ -21,7 +21,7 @@ from typing import Any
 
 from mamf.errors import RunLogError, UnavailableError
 from mamf.logs.records import get_utc_time
-from mamf.logs.run_log import MALFORMED_LOG_ERRORS, RunLog, describe_error
+from mamf.logs.run_log import MALFORMED_LOG_ERRORS, RunLog, describe_record_error
 from mamf.measurement import Measurement
 from mamf.operations.unknown import get_operation
 
@@ -215,7 +215,7 @@ def read_logged_counters(log: RunLog) -> dict[CountersKey, LaunchCounters]:
         return {make_counters_key(counters): counters for counters in map(_decode_counters, log.counter_records)}
     except MALFORMED_LOG_ERRORS as error:
         raise RunLogError(
-            f"{log.path} has an invalid record of counters ({describe_error(error)}): run 'mamf counters' again"
+            f"{log.path} has an invalid record of counters ({describe_record_error(error)}): run 'mamf counters' again"
         ) from None
 
 

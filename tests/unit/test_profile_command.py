@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -278,6 +279,14 @@ sys.exit({3 if printed else 0})
 def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
     assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
     assert "has no sustained ceiling (its ceilings: burst)" in capsys.readouterr().err
+
+
+def test_a_ceiling_of_another_device_makes_no_share(script, capsys):
+    h200 = next((Path(__file__).parents[2] / "results" / "nvidia-h200").glob("find-bfloat16-burst-sustained-*.jsonl"))
+    assert main(["profile", "--backend", "cpu", "--ceiling", str(h200), script(TINY)]) == 0
+    out, err = capsys.readouterr()
+    assert "no MAMFU: the ceiling was measured on NVIDIA H200, not on this" in " ".join(err.split())
+    assert "MAMFU" not in out
 
 
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])

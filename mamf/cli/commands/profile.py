@@ -30,6 +30,7 @@ from mamf.measurement import Rate, find_rate
 from mamf.plans import SUSTAINED
 
 if TYPE_CHECKING:
+    from mamf.ceilings.ceiling import Ceiling
     from mamf.profiling.profile import CeilingLookup, Profile
     from mamf.profiling.running import Program
 
@@ -220,8 +221,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
     profiler = running.StepProfiler(options.steps, options.warmup, temporary_folder, watches, ends_script=options.stop)
     if get_rank() and options.ranks == "first":  # Count steps only to end together with rank 0.
         return running.profile_program(program, profiler, options.calls)
-    if options.ceiling:  # Report an unusable log of --ceiling before the script starts.
-        _make_ceiling_lookup(options)
+    _read_given_ceilings(options)  # Report an unusable log of --ceiling before the script starts.
     original_stdout, is_written = sys.stdout, False  # Keep sys.stdout, because the script may replace it.
     process_id, printed_marker = os.getpid(), temporary_folder / "printed"
 
@@ -286,22 +286,41 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
 
     The ceilings come from the logs of --ceiling. Without --ceiling, the function looks up the known ceilings of the
     device that ran the script. If mamf read a trace instead of running a script, all ceilings are unknown.
+    All ceilings are also unknown, with a warning, if those of --ceiling were measured on another device.
     ``ran_on_device``: whether the profiled work ran on a device other than the CPU. Raises RunLogError if a log has no
     sustained ceiling.
     """
-    from mamf.ceilings.ceiling import copy_as_given_ceiling
-    from mamf.logs.run_log import read_run_log
+    from mamf.ceilings.ceiling import copy_as_given_ceiling, require_ceiling_of_card
+    from mamf.contribution.known_ceilings import open_backend_or_default
 
     if not options.ceiling and not options.source:
         return functools.partial(find_known_sustained_ceiling, _make_device_name(options, ran_on_device))
-    given_ceilings: dict[tuple[str, str], Rate] = {}
+    ceilings = _read_given_ceilings(options)
+    if not options.source:
+        try:
+            for ceiling in ceilings.values():
+                require_ceiling_of_card(ceiling, open_backend_or_default(_make_device_name(options, ran_on_device)))
+        except MamfError as error:
+            warn(f"the report has no MAMFU: {error}")
+            return lambda dtype: None
+    given_ceilings = {key: copy_as_given_ceiling(each) for key, each in ceilings.items()}
+    return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
+
+
+def _read_given_ceilings(options: argparse.Namespace) -> dict[tuple[str, str], Ceiling]:
+    """Read the ceilings in the logs of --ceiling, by dtype and regime. Raises RunLogError if a log has no sustained
+    ceiling.
+    """
+    from mamf.logs.run_log import read_run_log
+
+    ceilings: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
             regimes_of_log = f"its ceilings: {', '.join(log.ceilings) or 'none'}"
             raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}): measure one with 'mamf find'")
-        given_ceilings |= {key: copy_as_given_ceiling(each) for key, each in log.matmul_ceilings.items()}
-    return lambda dtype: find_rate(given_ceilings, dtype, SUSTAINED)
+        ceilings |= log.matmul_ceilings
+    return ceilings
 
 
 @functools.cache

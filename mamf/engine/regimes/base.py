@@ -353,7 +353,8 @@ class WrongResultError(MamfError):
         changed = verdict.details.get("changed operands")
         reason = f"a launch changed its operands: {changed}" if changed else verdict.reason
         mismatch = (
-            f"relative error {verdict.error:.2g} against {verdict.reference}; the limit is {verdict.tolerance:.2g}"
+            f"relative error {verdict.error:.2g} against {verdict.reference_arithmetic}; "
+            f"the limit is {verdict.tolerance:.2g}"
         )
         super().__init__(reason or mismatch)
         self.verdict = verdict

@@ -103,7 +103,7 @@ class SustainedRegime(Regime):
     max_settling_seconds: ClassVar[float] = 20.0
     #: The maximum number of launches that ``keep_device_loaded`` queues. The launch queue of a vendor's driver has room
     #: for about a thousand.
-    max_launches_to_keep_loaded: ClassVar[int] = 500
+    max_launches_to_keep_device_loaded: ClassVar[int] = 500
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class SustainedRegime(Regime):
         if self.settling_seconds_after_rest is not None or self.backend.timer == "host clock":
             return
         count = math.ceil(self.backend.sustained_traits.bridge_seconds / max(launch_seconds, 1e-9))
-        for launch in itertools.islice(itertools.cycle(launches), min(self.max_launches_to_keep_loaded, count)):
+        for launch in itertools.islice(itertools.cycle(launches), min(self.max_launches_to_keep_device_loaded, count)):
             launch()
             self.backend.submit()
 

@@ -171,9 +171,9 @@ _MAX_ROUNDING_ERROR_SECONDS = 1e-12
 # If operations without a FLOP formula take more than this share of a class's time, the report says which share of the
 # class's time the FLOP figures cover.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
-#: A rank is a straggler if its step is longer than that of the fastest rank by at least this share of its own length.
-#: Time in which only communication runs does not count. On two H200, the step times of ranks with equal work differed
-#: by 1.3 to 2.9 % over three steps.
+#: A rank is a straggler if its step is longer than that of the fastest rank, and the difference is at least this share
+#: of its step. Time in which only communication runs does not count. On two H200, the step times of ranks with equal
+#: work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 

@@ -186,7 +186,7 @@ def make_group_tables(
     shape is a group, unless there are several shapes and ``top`` limits the rows.
 
     - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
-    - ``baseline``: the kernel that speed-ups refer to.
+    - ``baseline``: the kernel to which speed-ups are relative.
     """
     baselines = choose_baselines(rows, baseline)
 
@@ -276,7 +276,7 @@ def make_kernels_document(
     - ``summary``: the last record of the log, None if the run was killed.
     - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
     - ``confirmed_ceilings``: the ceilings that the run itself found.
-    - ``baseline``: the kernel that speed-ups refer to.
+    - ``baseline``: the kernel to which speed-ups are relative.
     """
     header, best, operation = shares.header, find_best_kernels(rows), find_operation_name(rows, shares.header)
     shown = [row for group in group_rows(rows).values() for row in group]

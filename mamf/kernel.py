@@ -1,8 +1,8 @@
 """Define the interface between mamf and a kernel, which is one implementation of an operation such as matmul.
 
-The method ``prepare`` of a kernel compiles and tunes it and lays out its operands. The launches that ``prepare``
+A kernel's method ``prepare`` compiles the kernel, tunes it and lays out its operands. The launches that ``prepare``
 returns take no argument and allocate nothing, so a timed launch contains only the kernel. An operand set is one copy of
-all operands: launches rotate over several sets, so that they do not find their operands in the cache. mamf verifies the
+all operands. Launches rotate over several sets, so that they do not find their operands in the cache. mamf verifies the
 results of timed launches (see mamf.engine.regimes.base).
 """
 
@@ -27,8 +27,8 @@ class Work:
     - ``flop``: the number of floating-point operations. ``nbytes``: the bytes read plus written, each operand once.
     - ``counting_convention``: how ``flop`` and ``nbytes`` are counted, in words.
     - ``unit``: the unit of the rate: ``TFLOPS`` counts FLOP, ``TB/s`` counts bytes, both 1e12 per second.
-    - ``has_matmul_flop``: whether the FLOP are those of matmuls, so that no launch can exceed the highest measured
-      matmul rate. Always True if the rate counts FLOP.
+    - ``has_matmul_flop``: whether the FLOP are those of matmuls. If so, the highest measured matmul rate limits the
+      FLOP rate of the launch. Always True if ``unit`` is TFLOPS.
     """
 
     flop: float
@@ -53,7 +53,7 @@ CELL_SIZE = 64
 # tiles. The largest size is first.
 _TILE_SIZES_IN_CELLS = ((4, 4), (4, 2), (2, 4), (4, 1), (2, 2), (1, 4), (2, 1), (1, 2), (1, 1))
 # mamf reports a regular distance (period) between wrong tiles only if at least _MIN_TILES_FOR_PERIOD tiles are wrong,
-# because two tiles always have a single distance. It lists the positions of at most _MAX_NAMED_TILES wrong tiles.
+# because two tiles cannot show a pattern. It lists the positions of at most _MAX_NAMED_TILES wrong tiles.
 _MIN_TILES_FOR_PERIOD, _MAX_NAMED_TILES = 3, 4
 
 
@@ -149,12 +149,13 @@ def round_up_to_alignment(elements: int) -> int:
 
 
 class Problem(Protocol):
-    """The parameters of an operation other than its shape, such as the dtype. Problems are immutable.
+    """All parameters of a launch except its shape, such as the dtype. Problems are immutable.
 
     - ``dtype``: mamf's name of the operands' dtype. ``data``: the distribution of their values. ``seed``: the seed of
       all random values.
     - Arguments of the methods: ``shape`` is the shape of the launch, ``sets`` the number of operand sets. ``rewrite``
-      says whether mamf will overwrite the output before each launch, as the regime ``classic`` does.
+      says whether mamf overwrites the output before each launch, which only the regime (measurement method)
+      ``classic`` does.
     """
 
     #: Name of the operation to which the problem belongs.
@@ -173,9 +174,7 @@ class Problem(Protocol):
         """Return the sizes and dtypes of the device buffers of all operand sets, by the name of the operand."""
 
     def count_bytes(self, shape: Any, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the total size of the operands in bytes. From this size, mamf computes how many sets are needed to
-        exceed the cache.
-        """
+        """Return the total size of the operands in bytes, from which mamf computes how many sets exceed the cache."""
 
 
 ProblemT = TypeVar("ProblemT", bound=Problem)
@@ -225,8 +224,8 @@ class PreparedKernel:
       its output, or None if it writes to a buffer allocated in advance.
     - ``verify``: compares the output of an operand set with the reference, given the set's index and the result of its
       last launch. It does not launch the kernel.
-    - ``poison_outputs``: overwrites the outputs of all sets, and memory that the allocator may reuse for returned
-      outputs, with values that no launch produces. Takes the results of the last launches.
+    - ``poison_outputs``: overwrites the outputs of all sets with values that no launch produces, given the results of
+      their last launches. Also overwrites memory that the allocator may reuse for new outputs.
     - ``list_changed_operands``: returns the names of operands that launches modified, except those that the operation
       must modify.
     - ``rewrite_output``: overwrites the output; None unless ``prepare`` was called with ``rewrite``. The regime classic
@@ -237,7 +236,8 @@ class PreparedKernel:
     - ``verify_whole_output``: like ``verify``, for all entries of the output; called after the first launch of each set
       and after the last timed launch. None: only ``verify`` is available.
     - ``change_operands``: queues a random change of all sets' operands, after which all earlier results are wrong.
-      ``verify`` expects the new results, and ``list_changed_operands`` undoes the change. None: operands never change.
+      ``verify`` then expects the new results. Before ``list_changed_operands`` looks for operands that launches
+      modified, it undoes all these changes. None: the operands never change.
     - ``remember_output``: keeps the output of a set's last launch, given the set's index and its result. Returns a
       function (``ComparisonFunction``) that compares later outputs with it, bit by bit. None: the kernel cannot keep
       outputs.
@@ -264,13 +264,13 @@ class PreparedKernel:
 
 
 class Kernel(ABC, Generic[ProblemT, ShapeT]):
-    """One implementation of an operation, such as a library's matmul. A kernel has no state: its operands are in the
-    operand pool.
+    """One implementation of an operation, such as a library's matmul. A kernel has no state: ``prepare`` takes the
+    operands from a pool of device memory that mamf reuses for all kernels.
 
     - ``matmul_dtypes``: the dtypes of its matmuls if they differ from the dtype of the operands (SageAttention: int8
       and fp8), so that reports can also compare its rate with the highest measured rate of these dtypes.
-    - ``is_exact``: False for a kernel that approximates. Reports then show its error, and its FLOP include work that it
-      skips.
+    - ``is_exact``: False for a kernel that approximates. Reports then show its error. Its FLOP are those of the exact
+      result, even if it skips some of the work.
     """
 
     name: str
@@ -294,7 +294,7 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
     #: Description of the argument that the user writes in brackets after the kernel's name, such as ``an attention
     #: kernel``; empty if the kernel takes none.
     argument_description: ClassVar[str] = ""
-    #: Operand dtypes that the kernel supports; empty if ``explain_unsupported_problem`` does not use this list.
+    #: Operand dtypes that the kernel supports. It may be empty if ``explain_unsupported_problem`` does not read it.
     dtypes: ClassVar[tuple[str, ...]] = ()
     matmul_dtypes: ClassVar[tuple[str, ...]] = ()
     is_exact: ClassVar[bool] = True
@@ -325,14 +325,14 @@ class Kernel(ABC, Generic[ProblemT, ShapeT]):
         return None
 
     def list_variants(self, backend: Backend, problem: ProblemT, shape: ShapeT) -> Sequence[Kernel[ProblemT, ShapeT]]:
-        """Return the algorithms that the library offers for this shape, each as a kernel; only this kernel if the
-        library offers no choice.
+        """Return one kernel for each algorithm that the library offers for this shape. If the library offers no choice,
+        return only this kernel.
         """
         return (self,)
 
     def apply_settings(self, backend: Backend, problem: ProblemT) -> AbstractContextManager[object]:
-        """Return a context that sets the library flags that this kernel needs (such as tf32), and restores them at its
-        end.
+        """Return a context manager that sets the library flags that this kernel needs (such as tf32), and restores them
+        on exit.
         """
         return nullcontext()
 
@@ -370,7 +370,7 @@ def explain_unsupported_launch(kernel: AnyKernel, backend: Backend, problem: Any
 
 
 def choose_operand_set_count(problem: Problem, shape: object, cache_bytes: int | None) -> int:
-    """Return how many operand sets fill twice the cache, but at least 3 and at most 64.
+    """Return how many operand sets are together twice as large as the cache, but at least 3 and at most 64.
 
     ``cache_bytes``: the size of the last-level cache in bytes. If this size is None (unknown), return 3.
     """

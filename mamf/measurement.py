@@ -1,5 +1,5 @@
 """Define a row of a log (``Measurement``: one kernel on one shape in one regime) and the rate of a device (``Rate``),
-and correct timed launches for the time that a backend's device timer adds to them.
+and subtract the time that a backend's device timer adds to each launch.
 
 The time that the timer adds was measured by comparison with the vendor's profiler (timers.csv). This *overhead* is
 estimated in each process and subtracted from each launch. The overhead varies between processes, and the repeat
@@ -203,8 +203,8 @@ class Measurement(NotebookTable):
     - ``relative_error``: the largest relative error of the verified outputs.
     - ``is_reference``: True if the row was measured only to compare the run's other rows with it: a reference shape, or
       the matmul of the device's ceiling.
-    - ``phase``, ``round_number``: the part of a search for a ceiling that the measurement belongs to; empty and 0
-      outside searches.
+    - ``phase``: the stage of a search or of repeated measurements, such as ``confirm``; otherwise empty.
+      ``round_number``: the number of the repetition in this stage; 0 if the stage has no repetitions.
     - ``details``: further findings of the kernel or the regime, by name.
     - ``peak_memory_bytes``: the memory that a launch needs for operands, saved tensors and allocations (attention and
       models only). ``peak_reserved_bytes``: memory that the process has reserved on the device, including unused blocks
@@ -354,7 +354,7 @@ class Measurement(NotebookTable):
     @cached_property
     def interval(self) -> Interval:
         """The 95 % interval, in seconds per launch, of the result of one more run (``compute_repeat_interval``). If
-        ``repeatability`` is unknown, as in converted logs, it is the interval from the scatter of the samples only.
+        ``repeatability`` is unknown, as in converted logs, the interval includes only the scatter of the samples.
         Raises ValueError for a row without samples.
         """
         if self.repeatability is None:
@@ -449,8 +449,8 @@ RatesByDtypeAndRegime = Mapping[tuple[str, str], Rate]
 
 
 def find_rate(rates: Mapping[tuple[str, str], RateT], dtype: str, regime: str) -> RateT | None:
-    """Return the rate of a dtype in a regime, or None if ``rates`` has none. Return a rate with fast accumulation only
-    if there is no rate without it. Ignore rates with an unusual output dtype.
+    """Return the rate of a dtype in a regime, or None if ``rates`` has none. Prefer a rate without fast accumulation
+    (sums with fewer bits). Ignore rates with an unusual output dtype.
     """
     return rates.get((dtype, regime)) or rates.get((f"{dtype}, {_FAST_ACCUMULATION_LABEL}", regime))
 

@@ -1,8 +1,8 @@
 """Define the interface between mamf and an operation such as matmul: what it computes, how users write its shapes, and
 whether its rate counts FLOP or bytes.
 
-An operation is one folder (or one third-party module) and one entry point in the group ``mamf.operations``. It supplies
-what the engine, logs and reports need. Its kernels do the work of a launch.
+An operation is one folder (or one third-party module) and one entry point in the group ``mamf.operations``. It defines
+shapes, the work of a launch, and the columns of reports. Its kernels run the launches.
 
 A shape and a problem together define the work of a launch: the shape contains the sizes, and the problem contains
 everything else, such as the dtype. The parameters of an operation are the fields of its shapes and problems, which are
@@ -67,8 +67,8 @@ class Parameter:
     - ``name``, ``value_type``: the dataclass field and its type.
     - ``help``, ``default``: texts for the help; ``default`` may be empty.
     - ``choices``: the allowed values; empty for any. ``minimum``, ``maximum``: bounds of a whole number.
-    - ``keyword``: the name of the parameter's option, and of its keyword in the API, if it is not ``name``. For an
-      option that takes several values, this name is a plural.
+    - ``keyword``: the name of the parameter for users, in its option and as a keyword in the API; empty if it is
+      ``name``. If users give several values, this name is a plural.
     - ``metavar``: the placeholder of a value in help.
     - ``parse_text``: the function that converts text to a value; None: convert the text according to ``value_type``.
     - ``has_range``: whether the parameter also has an option ``--NAME-range START STOP STEP``.
@@ -230,8 +230,8 @@ class Preset(Generic[ShapeT]):
     """A named selection of well-known shapes and problems, such as the layers of a model.
 
     - ``shapes``: whole shapes, each with a label, such as the layer of a model.
-    - ``sizes``: used instead of ``shapes``: the values of each size, by name. mamf measures every combination. If the
-      user gives values for a size, they replace the values of the preset.
+    - ``sizes``: the values of each size, by name, if the preset has no ``shapes``. mamf measures every combination. If
+      the user gives values for a size, they replace the values of the preset.
     - ``fields``: a list of values for each field of the problem, by name. mamf measures every combination.
     - ``kernels``: names of kernels to measure, if they are available. Empty: the operation's default kernels.
     - ``adjustable_sizes``: names of the sizes that the user may set if the preset has ``shapes``, because the preset
@@ -260,7 +260,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     shape_type: ClassVar[type[Any]]
     problem_type: ClassVar[type[Any]]
     shape_example: ClassVar[str]
-    #: The label of the axis in charts on which ``find_axis_position`` places shapes.
+    #: The label of a chart axis for shapes. ``find_axis_position`` returns the position of a shape on this axis.
     axis_label: ClassVar[str] = "size"
     #: The command that measures many shapes of the operation, if that is not ``mamf sweep --operation NAME``.
     command_name: ClassVar[str] = ""
@@ -292,7 +292,7 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
     ranks_by_shape: ClassVar[bool] = False
     #: Whether launches use links that the devices of a machine share. If so, only one device may measure at a time.
     uses_shared_links: ClassVar[bool] = False
-    #: Parameters, other than sizes, with which the user chooses the shapes of a preset.
+    #: Parameters, in addition to sizes, that change which shapes a preset has.
     preset_parameters: ClassVar[Sequence[Parameter]] = ()
     #: The parameter that names a preset.
     preset_parameter: ClassVar[Parameter] = Parameter(
@@ -320,13 +320,13 @@ class Operation(ABC, Generic[ProblemT, ShapeT]):
         return presets[name]
 
     def build_shapes(self, sizes: Mapping[str, Sequence[Any]], backend: Backend) -> Sequence[ShapeT]:
-        """Return shapes for every combination of the given sizes. The default shapes supply the other sizes."""
+        """Return shapes with every combination of the given sizes. Take their other sizes from the default shapes."""
         default_shapes: Sequence[Any] = self.choose_default_shapes(backend)
         return [replace(shape, **chosen) for shape in default_shapes for chosen in yield_combinations(sizes)]
 
     def complete_fields(self, preset: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a preset, in which the values that the user gave (``given``) replace those of the
-        preset. An operation may override this method, for example to scale the other sizes in proportion.
+        """Return the fields of a preset. If the user gave a value for a field (``given``), return that value instead.
+        An operation may override this method, for example to scale the other sizes in proportion.
         """
         return {**preset, **given}
 
@@ -460,9 +460,9 @@ def make_operation_plan(
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
-# Suppose that all sizes of a shape are equal, and that a launch of the shape has the maximum number of multiply-adds. A
-# random size is at most _MAX_SIZE_RATIO times the size in this shape, and a multiple of one of _SIZE_MULTIPLES. Drawing
-# stops after _MAX_DRAW_ATTEMPTS failed attempts.
+# If all sizes of the largest allowed shape were equal, they would have a certain value. A random size is at most
+# _MAX_SIZE_RATIO times this value, and a multiple of one of _SIZE_MULTIPLES. Drawing stops after _MAX_DRAW_ATTEMPTS
+# failed attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 
 

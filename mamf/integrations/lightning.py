@@ -20,11 +20,13 @@ class MamfuCallback(MeteredCallback, Callback):  # type: ignore[misc]
     It logs ``tflops``, ``mfu_percent`` and ``mamfu_percent`` of this rank's device, ``tokens_per_second`` and
     ``samples_per_second`` of all ranks, and ``step_seconds``. It does not log figures that are unknown.
 
-    The callback computes the FLOP from the ``config`` of the module, or of its attribute ``model``. ``tokens``,
-    ``samples``: the number of tokens and of samples per batch on this rank, or functions that compute these numbers
-    from the batch; needed only if the callback does not find the numbers itself. The other options are those of
-    ``mamf.Meter``; by default, the dtype and the number of ranks are those of the trainer. Raises UsageError for an
-    unknown option or an impossible value. The methods that the trainer calls raise nothing.
+    The callback computes the FLOP from ``module.model.config`` or, if that does not exist, from ``module.config``.
+
+    ``tokens``, ``samples``: the number of tokens and of samples per batch on this rank, or functions that compute these
+    numbers from the batch. Give them only if the callback does not find the numbers itself. The other options are those
+    of ``mamf.Meter``. By default, the callback takes the dtype and the number of ranks from the trainer.
+
+    Raises UsageError for an unknown option or an impossible value. The methods that the trainer calls raise nothing.
     """
 
     start_method = "on_train_start"

@@ -67,8 +67,8 @@ def check_meter_options(options: Mapping[str, Any]) -> None:
 def convert_ceiling_to_flops(ceiling: Any) -> float:
     """Return a ceiling in FLOP/s as a number. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
 
-    Raises UsageError for any other value, for a Rate in another unit, and for a Rate that is too noisy to have an
-    interval.
+    Raises UsageError for any other value, for a Rate in another unit, and for a Rate whose interval is unknown because
+    it was measured too noisily.
     """
     if isinstance(ceiling, Rate):
         if ceiling.unit != "TFLOPS":
@@ -130,7 +130,8 @@ class Meter:
 
     Call ``begin`` when the data of a step are ready, before its first forward pass, and ``step`` after the optimizer.
 
-    - ``model`` with ``sequence_length``: compute the FLOP by formula, as ``mamf.model_flops`` does.
+    - ``model``, ``sequence_length``: the model, and the length of its sequences. The meter computes the FLOP from them
+      with the formula of ``mamf.model_flops``.
     - ``flops_per_step``: instead of ``model``, the FLOP of one forward and backward pass on this rank. Pass a number,
       or a dict from dtype to FLOP: ``{"float8_e4m3fn": 8e12, "bfloat16": 2e12}``. Each dtype is compared with its own
       ceiling.
@@ -140,9 +141,10 @@ class Meter:
       dict.
     - ``ceiling``: FLOP/s, or the Rate that ``mamf.peak`` or ``mamf.find`` returns. The default is the sustained
       ceiling that ``mamf.peak`` knows. If ``mamf.peak`` knows none, the meter warns once and MAMFU is NaN: the meter
-      never uses the datasheet as a ceiling. Not allowed if ``flops_per_step`` is a dict.
-    - ``world_size``: total number of ranks. ``model_parallel``: number of ranks that share a batch (tensor parallel);
-      the meter divides the FLOP of ``model``, but not ``flops_per_step``, by this number.
+      never uses the datasheet as a ceiling. This option cannot be given if ``flops_per_step`` is a dict.
+    - ``world_size``: total number of ranks.
+    - ``model_parallel``: number of ranks that process each batch together, for example with tensor parallelism. The
+      meter divides the FLOP of ``model`` by this number, but not ``flops_per_step``.
     - ``causal``: count only the half of attention that a causal mask leaves, as ``mamf model`` does. The default is to
       count all pairs of a query and a key, as published MFU does.
     - ``warmup_steps``: number of steps at the start of training that the meter leaves out.

@@ -29,8 +29,8 @@ from mamf.integrations.meter import Meter, check_meter_options
 from mamf.integrations.model_flops import ModelFlops, model_flops
 from mamf.text import escape_invisible_characters
 
-#: The maximum number of steps whose FLOP torch counts. Two sequence lengths count as equal if their relative difference
-#: is at most _LENGTH_TOLERANCE.
+#: For a model without a FLOP formula, torch counts the FLOP of at most _MAX_COUNTED_STEPS steps. It need not count them
+#: for a sequence length that differs by at most the share _LENGTH_TOLERANCE from a length that it has counted.
 _MAX_COUNTED_STEPS, _LENGTH_TOLERANCE = 8, 0.01
 
 
@@ -43,7 +43,7 @@ def warn(message: str) -> None:
 def stop_metering_on_error(hook: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method of MeteredCallback: if it raises an error, warn, stop metering, and let the training continue.
 
-    While no training is metered, only the decorated method named ``start_method`` does anything: it starts metering.
+    Until the method named ``start_method`` has started metering, all other decorated methods do nothing.
     """
 
     @functools.wraps(hook)
@@ -105,7 +105,7 @@ class MeteredCallback:
 
 
 class MeteredTraining:
-    """A metered training run. The FLOP of a step come from a formula, and are divided by ``model_parallel`` to get the
+    """A metered training run. A formula gives the FLOP of a step. mamf divides them by ``model_parallel`` to get the
     FLOP of this rank. If the model has no formula, torch counts the FLOP of a few steps.
 
     ``options``: the arguments of Meter. ``user_counts``: the arguments ``tokens`` and ``samples`` of MeteredCallback.
@@ -117,7 +117,7 @@ class MeteredTraining:
         self.options, self._tokens_and_samples, self.meter = options, user_counts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepFlopCounter | None = None
-        #: The FLOP per token in each step that torch counted, by the mean sequence length of the step.
+        #: For each step that torch counted: the step's FLOP per token, by its mean sequence length.
         self._counted_flop_per_token: dict[float, float] = {}
         #: The batch of each forward and backward pass that has run so far in the current step.
         self._batches: list[BatchSizes] = []
@@ -144,7 +144,7 @@ class MeteredTraining:
                 self._switch_to_counting("some layers are frozen (not trained)")
 
     def _switch_to_counting(self, reason: str) -> None:
-        """Stop using the formula, and let torch count the FLOP if it can. ``reason``: why the formula is not used."""
+        """Stop using the formula. Let torch count the FLOP instead, if it can. ``reason``: why, for a warning."""
         self._formula = None
         obstacle = "counting would run the compiled model without compilation" if self._is_compiled else ""
         if self.options.get("model_parallel", 1) > 1:
@@ -178,8 +178,8 @@ class MeteredTraining:
             self._counter.start_counting()
 
     def _must_count_flop(self) -> bool:
-        """Return whether torch must count the FLOP of this step. FLOP per token are linear in the sequence length, so
-        mamf interpolates them if the step's mean length is between two lengths that torch has counted.
+        """Return whether torch must count the FLOP of this step. It need not if it has counted a step with a shorter
+        and a step with a longer mean sequence length, because mamf then interpolates.
         """
         lengths, (_, length) = self._counted_flop_per_token, _compute_element_count_and_length(self._batches)
         if not lengths or len(lengths) >= _MAX_COUNTED_STEPS:
@@ -187,7 +187,7 @@ class MeteredTraining:
         return not min(lengths) * (1 - _LENGTH_TOLERANCE) <= length <= max(lengths) * (1 + _LENGTH_TOLERANCE)
 
     def _list_fixed_sequences(self, batch_sizes: BatchSizes) -> list[tuple[int, int]]:
-        """Return [(number of sequences, length)] for a batch if the model fixes the length, or else an empty list."""
+        """Return [(number of sequences, length)] for a batch. Return [] if the model accepts more than one length."""
         fixed_length = self._formula and (self._formula.encoder or self._formula).fixed_length
         return [(int(batch_sizes.sample_count), fixed_length)] if fixed_length and batch_sizes.sample_count > 0 else []
 
@@ -238,8 +238,8 @@ class MeteredTraining:
         return total / int(rank_count)
 
     def _interpolate_flop(self, elements: float, length: float) -> float:
-        """Interpolate the FLOP of a step with ``elements`` tokens (or other elements) and the mean sequence length
-        ``length``, from the steps for which torch has counted FLOP. Return NaN if there are no such steps.
+        """Interpolate the FLOP of a step between steps that torch has counted. Return NaN if there are none. The
+        arguments are the results of ``_compute_element_count_and_length`` for the step.
         """
         points = sorted(self._counted_flop_per_token.items(), key=lambda point: abs(point[0] - length))[:2]
         if len(points) < 2:
@@ -266,10 +266,10 @@ class MeteredTraining:
 
 
 class GradientObserver:
-    """Watches the first step of a partly frozen model to find the layers whose weights or inputs have gradients.
+    """An observer of the first step of a partly frozen model, which finds out which weights and inputs have gradients.
 
-    The gradient of a weight and the gradient of its input each take as many FLOP as the forward matmul. In a compiled
-    model all inputs count as having gradients, because hooks on layers would make torch compile the model again.
+    The gradient of a weight and the gradient of its input each take as many FLOP as the forward matmul. For a compiled
+    model, the observer assumes that all inputs have gradients, because hooks would make torch compile the model again.
     """
 
     def __init__(self, module: torch.nn.Module, formula: ModelFlops, is_compiled: bool) -> None:
@@ -302,7 +302,7 @@ class GradientObserver:
         if not layer_weights:  # The model is sharded: its layers contain no weights.
             warn("frozen weights count as trained, because the layers of this sharded model do not contain weights")
             return self._formula
-        # Scale the weight counts of layers to the formula's total, which includes only the experts that a token uses.
+        # Scale the weight counts so that they add up to those of the formula, which counts only the experts of a token.
         scale = self._formula.weight_count / layer_weights
         scales = {each: 1.0 if each in self._adapters else scale for each in self._has_input_gradient}
         trained_weights = sum(
@@ -334,7 +334,8 @@ def get_matmul_dtype(dtype: str) -> str:
 # -- tokens and samples of a batch -------------------------------------------------------------------------------------
 
 
-#: Names of tensors with one element per token, of shape (..., length), or (..., length, width) for ``inputs_embeds``.
+#: Names of tensors with one element per token, of the shape (..., length). ``inputs_embeds`` has one vector per token
+#: instead, so its shape is (..., length, width).
 _TOKEN_TENSOR_NAMES, _EMBEDDING_TENSOR_NAME = ("input_ids", "inputs_embeds", "token_ids", "tokens"), "inputs_embeds"
 #: Names of tensors that contain tokens only if they have two dimensions and an integer dtype.
 _INPUT_TENSOR_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
@@ -343,9 +344,9 @@ _INPUT_TENSOR_NAMES = ("input", "inputs", "ids", "text", "src", "source", "x")
 class BatchSizes(NamedTuple):
     """The sizes of the batch of a forward and backward pass, including padding. An unknown count is NaN.
 
-    - ``sequence_counts``: (number of sequences, length) for each length. ``target_length``: the length of a decoder's
-      targets.
-    - ``sample_count_and_size``: the number of samples, and the elements per sample of the largest tensor.
+    - ``sequence_counts``: a pair (number of sequences, length) for each length. ``target_length``: the length of a
+      decoder's targets.
+    - ``sample_count_and_size``: the number of samples, and how many elements of the largest tensor belong to a sample.
     - ``document_bounds``, ``document_positions``: a tensor with the ends of packed documents, or with the positions of
       tokens within their document. ``logit_token_count``: the number of tokens with logits; None: all tokens.
     """
@@ -374,8 +375,7 @@ class BatchSizes(NamedTuple):
 def _compute_element_count_and_length(batches: Iterable[BatchSizes]) -> tuple[float, float]:
     """Return the number of elements in the batches of a step, and the mean sequence length, weighted by elements.
 
-    The elements are tokens or, if the sequences of a batch are unknown, the numbers in its largest tensor. A batch
-    without tensors counts as one element.
+    Elements are tokens or, if a batch has no known sequences, the numbers in its largest tensor (1 without tensors).
     """
     counts_and_lengths: list[tuple[float, float]] = []
     for each in batches:
@@ -427,13 +427,13 @@ def read_batch_sizes(batch: Any, tokens: Any = None, samples: Any = None) -> Bat
 
 def _start_copying_document_bounds(fields: Mapping[Any, Any]) -> tuple[Any, Any]:
     """Start copying document bounds or, without bounds, token positions to the host. Return (bounds, positions)."""
-    # A tensor with one of these names contains 0 and then the end of each document that is packed into one sequence.
+    # If a sequence consists of packed documents, a tensor with one of these names contains 0 and then their ends.
     names = ("cu_seq_lens_q", "cu_seq_lens", "cu_seqlens_q", "cu_seqlens")
     bounds = next((fields[name] for name in names if _is_tensor(fields.get(name))), None)
     if bounds is not None:
         return _copy_to_host(bounds), None
     positions: Any = fields.get("position_ids")
-    # If the batch has a mask, the positions may belong to padded sequences instead of packed documents.
+    # Ignore positions if the batch has a mask, because its sequences may be padded, not packed.
     is_packed = _is_tensor(positions) and len(positions.shape) == 2 and fields.get("attention_mask") is None
     return None, _copy_to_host(positions) if is_packed else None
 

@@ -49,12 +49,14 @@ class ModelFlops:
     - ``is_causal``: whether the model has a causal mask.
     - ``flop_per_sequence``: FLOP per sequence, in addition to the FLOP of its tokens.
     - ``fixed_length``: the length of every sequence if the model fixes it, or else 0.
-    - ``encoder``: in an encoder-decoder, the formula for input tokens; the other fields are then for target tokens.
+    - ``encoder``: for an encoder-decoder, the formula of the encoder; the other fields then describe the decoder.
     - ``output_layer_weight_count``: the number of weights in the output layer. They are part of ``weight_count``.
 
-    For a partly frozen model: ``trained_weight_share`` is the share of weights with gradients, ``input_gradient_share``
-    the share of weights whose input has a gradient, and ``attention_gradient_share`` the share of layers whose
-    attention has a backward pass.
+    These shares are below 1 only for a partly frozen model:
+
+    - ``trained_weight_share``: the share of weights that have a gradient.
+    - ``input_gradient_share``: the share of weights that are multiplied with an input that has a gradient.
+    - ``attention_gradient_share``: the share of layers whose attention has a backward pass.
     """
 
     weight_count: int

@@ -24,9 +24,10 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
     the model reads the model's arguments.
 
     ``tokens``, ``samples``: the number of tokens and of samples per batch on this rank, or functions that compute these
-    numbers from the batch; needed only if the callback does not find the numbers itself. The other options are those of
-    ``mamf.Meter``; by default, the dtype and the number of ranks are those of the trainer. Raises UsageError for an
-    unknown option or an impossible value. The methods that the trainer calls raise nothing.
+    numbers from the batch. Give them only if the callback does not find the numbers itself. The other options are those
+    of ``mamf.Meter``. By default, the callback takes the dtype and the number of ranks from the trainer.
+
+    Raises UsageError for an unknown option or an impossible value. The methods that the trainer calls raise nothing.
     """
 
     start_method = "on_train_begin"
@@ -35,7 +36,8 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
         """Add this callback to a trainer, before the trainer's reporters, and return the callback."""
         callbacks = trainer.callback_handler.callbacks
         callbacks[:] = [self, *(callback for callback in callbacks if callback is not self)]
-        # Trainers of the library TRL may have additional models in these attributes, which run only forward passes.
+        # Trainers of the library TRL may have additional models in these attributes. They run only forward passes,
+        # whose FLOP mamf does not count.
         names = ("ref_model", "teacher_model", "reward_model")
         if uncounted_models := [name for name in names if getattr(trainer, name, None) is not None]:
             warn(

@@ -1,5 +1,5 @@
-"""Drive a run for the command line and the Python API: open its log, measure, and write every record, including how the
-run ended.
+"""Carry out a run for the command line and the Python API: open its log, measure, write the records, and finally write
+how the run ended.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ class ResumedLog(NamedTuple):
 
 @dataclass
 class Run(RunSetup):
-    """One run of a plan on an open device. Its method ``yield_measurements`` measures the plan and writes the log.
+    """A run that measures a plan (the kernels and shapes to measure) on an open device, and writes a log.
 
     - ``make_run_strategy``: a function that makes the strategy, which chooses what to measure next; None: the run uses
       the strategy of its kind.
     - ``log_path``: the path of the new log; None: the run writes no log.
     - ``may_add_number_to_name``: whether to add a number to the name of the log if a file of that name exists.
     - ``resumed_log``: the log that the run continues, instead of starting a new one.
-    - ``known_ceilings``: ceilings that the run need not confirm and that its report compares rows with.
+    - ``known_ceilings``: ceilings that are known before the run. The report of the run compares rows with them.
     - ``command``, ``notes``: texts that are written to the header of the log.
     - ``check_results``: the results of the checks that mamf made while it opened the device.
     - ``skipped_checks``: the names of machine checks whose results do not matter for this run.
@@ -95,8 +95,8 @@ class Run(RunSetup):
         self._cpu_use_at_start: CpuUse | None = None
 
     def is_result(self, row: Measurement) -> bool:
-        """Return whether a row is a result of the run. Two kinds of rows are not results: measurements of the reference
-        matmul, which show drift, and measurements of a library's algorithms, which only serve to choose the fastest.
+        """Return whether a row is a result of the run. Two kinds of rows are not: measurements of the reference matmul,
+        which show whether the speed of the device drifts, and measurements that only serve to choose an algorithm.
         """
         return not row.is_reference and row.phase != ALGORITHM_PHASE and row.operation in self.plan.operations
 
@@ -194,9 +194,8 @@ class Run(RunSetup):
     def _finish_log(self, end: RunEnd, is_idle: bool) -> None:
         """Write the confirmed ceilings and the summary to the log.
 
-        ``is_idle``: True if the device has finished its work. If False, for example after a failure or an interruption,
-        the device may never answer. So do not measure the overhead of its timer again, and do not check again whether
-        other processes use the card.
+        ``is_idle``: whether the device has finished its work. If not, for example after a failure or an interruption,
+        the device may never answer. Then skip the final checks of its timer and of other processes on the card.
         """
         self.rows[:] = add_device_speeds(self.rows)
         ceilings = self.confirmed_ceilings if self.kind.has_ceilings else {}

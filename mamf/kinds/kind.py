@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mamf.engine.runner import RunSetup, Strategy
     from mamf.report.charts.picture import Picture
 
-#: Ceilings by any key that identifies them, such as (problem, regime).
+#: A mapping from a key, such as (problem, regime), to a ceiling.
 AnyCeilings = Mapping[Any, Ceiling]
 
 
@@ -84,8 +84,8 @@ class RunKind:
         return RowsStrategy(setup)
 
     def count_remaining_steps(self, setup: RunSetup) -> int:
-        """Return the number of planned rows that are not measured yet or, for a search, the number of ceilings that are
-        not confirmed yet.
+        """Return the number of planned rows that are not measured yet. For a search, return the number of ceilings that
+        are not confirmed yet.
         """
         return len(setup.remaining_row_keys)
 
@@ -181,8 +181,8 @@ class SweepKind(RunKind):
 
 
 class FindKind(RunKind):
-    """A kind of run that confirms ceilings. It searches a grid of shapes, or measures the fastest of given shapes
-    again.
+    """A kind of run that confirms ceilings. It searches a grid of shapes or, if the user gives shapes, measures all of
+    them once and the fastest of them again.
     """
 
     name = FIND
@@ -235,8 +235,8 @@ class FindKind(RunKind):
 
 def build_confirmed_roofs(log: RunLog) -> Roofs | None:
     """Build the roofs of a device (its highest compute rates and memory bandwidths) from the confirmed ceilings in a
-    log. Return None if the log has no confirmed ceilings, or only matmul ceilings. Also return None if mamf does not
-    compare rows of the log's operation with memory bandwidth.
+    log. Return None if the log confirms no ceiling except those of matmuls, or if mamf does not compare rows of the
+    log's operation with memory bandwidth.
     """
     if not get_operation(log.plan.operation).shows_bandwidth_shares or not log.other_ceilings:
         return None

@@ -16,8 +16,8 @@ from mamf.plans import SWEEP, Plan
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
 
-#: The known kinds of runs by name. ``get_kind`` adds the kinds that studies.py defines when a plan first needs one
-#: of them, because importing the code of their reports is slow.
+#: The known kinds of runs by name. The kinds in studies.py are not in this dict until a plan needs one of them, because
+#: importing studies.py is slow. ``get_kind`` then adds all of them.
 RUN_KINDS: dict[str, RunKind] = {kind.name: kind for kind in (SweepKind(), FindKind())}
 
 

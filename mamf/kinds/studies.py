@@ -95,13 +95,13 @@ class GuardKind(RunKind):
 #: The minimum duration of a row in seconds. If a run has a time budget, rows are made shorter to fit, but not shorter
 #: than this.
 _MIN_OVERLAP_ROW_SECONDS = 1.0
-#: The time to measure a pair of matmul and other work, in multiples of the time for one row. mamf measures the matmul,
-#: the other work, and both at once, and loads the device for up to one row's time before each of the three.
+#: mamf measures a matmul, other work, and both at once: three rows. Before each row it loads the device for up to the
+#: time of a row. So the measurement of a pair takes up to this many times as long as one row.
 _OVERLAP_ROWS_PER_PAIR = 6
 
 
 class OverlapKind(RunKind):
-    """A kind of run that measures a matmul at the same time as other work, and how much each of them slows down."""
+    """A kind of run that runs a matmul and other work at the same time, and measures how much each slows down."""
 
     name = OVERLAP
     noun_phrase = "an overlap"
@@ -125,7 +125,7 @@ class OverlapKind(RunKind):
 
 
 class RooflineKind(FindKind):
-    """The kind of runs in old logs of ``mamf roofline``, which have compute and bandwidth ceilings in one log. Today
+    """The kind of run that old versions of ``mamf roofline`` wrote, with compute and bandwidth ceilings in one log. Now
     ``mamf roofline`` writes a separate log for each search.
     """
 

@@ -58,7 +58,7 @@ def cache_ceilings(path: Path, warn: Callable[[str], object]) -> None:
 
 
 def _copy_to_cache(path: Path) -> Iterator[str]:
-    """Copy a log of ``mamf find`` to the cache, once for each ceiling. Yield why a ceiling was not copied."""
+    """Copy a log of ``mamf find`` to the cache, once for each ceiling. Yield a reason for each ceiling not copied."""
     log = read_run_log(path)
     info = DeviceInfo(**log.header["device"])
     if not log.plan.is_search or info.backend == SIMULATED_BACKEND:
@@ -136,7 +136,7 @@ def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime:
     key = [
         info.backend,
         info.name,
-        # A device without a UUID is identified by its host and index, because machines may share a home folder.
+        # Identify a device without a UUID by its host and index. Several hosts may share this cache in a home folder.
         info.uuid_hash or [platform.node(), info.index],
         info.compute_units,
         info.power_limit_watts,

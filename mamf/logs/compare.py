@@ -21,8 +21,8 @@ How mamf computes a verdict:
 - SAME is an equivalence test, two one-sided tests at 5 %: the 90 % interval must be within the tolerance.
 - A row is UNDECIDED if the interval of A or of B is so wide that reports call it unknown.
 - The intervals that decide FASTER, SLOWER and regressions are widened for the number of rows (Bonferroni). If nothing
-  changed, the chance that any row is called slower is at most 0.5 %, and the chance that all rows together are called
-  slower is also at most 0.5 %.
+  changed, the chance that at least one row gets the verdict SLOWER is at most 0.5 %. The chance that the pooled rows of
+  any regime count as slower is also at most 0.5 %.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 
 RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
-# The verdict is UNDECIDED if the probability that both intervals contain the true rates is below this value. With three
-# samples per side, the probability is exactly this value.
+# The verdict is UNDECIDED if the probability that both intervals contain the true rates may be below this value. With
+# three samples, an interval contains the true rate with probability 0.75, and both do with at least 0.75 + 0.75 - 1.
 MIN_INTERVAL_COVERAGE = 0.5
 # A comparison of two rows uses a 95 % interval of each rate. The probability that both intervals contain the true rates
 # is at least 1 - 0.05 - 0.05 = 0.9. Subtract a small number to allow for rounding errors.
@@ -99,7 +99,7 @@ class RowPair:
 
     @property
     def has_known_intervals(self) -> bool:
-        """Whether reports give the intervals of A and B. They call wider intervals unknown."""
+        """Whether the intervals of A and B are narrow enough for reports, which call wide intervals unknown."""
         return all(side.interval is not None and side.interval.is_known for side in (self.a, self.b))
 
     @property
@@ -151,7 +151,7 @@ class RowPair:
         interval of A or of B is unknown.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
-        # At this confidence, the chance that the interval of any row misses the true ratio is FALSE_ALARM_CHANCE.
+        # Divide by the number of rows, so that the chance of at least one false verdict is at most FALSE_ALARM_CHANCE.
         strict_interval = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
         if interval.coverage < MIN_INTERVAL_COVERAGE or not self.has_known_intervals:
             return "UNDECIDED"

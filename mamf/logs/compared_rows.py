@@ -48,7 +48,8 @@ FALSE_ALARM_CHANCE = 0.01
 #: The largest exponent for math.exp, which overflows above 709. A manipulated log can lead to larger exponents.
 MAX_EXPONENT = 700.0
 _UNKNOWN_TIME = datetime.min.replace(tzinfo=timezone.utc)
-# After a pause longer than _MAX_SHORT_PAUSE, the common shift of a run is _LONG_PAUSE_SHIFT_FACTOR times as large.
+# Runs before and after a pause longer than _MAX_SHORT_PAUSE differ more than runs without such a pause: their common
+# shift is _LONG_PAUSE_SHIFT_FACTOR times as large.
 _LONG_PAUSE_SHIFT_FACTOR, _MAX_SHORT_PAUSE = 1.5, timedelta(minutes=10)
 # Degrees of freedom of the t distribution that fits row errors. True: in the sustained regime. False: in all others.
 _ROW_DEGREES_OF_FREEDOM = {True: 16, False: 8}
@@ -58,7 +59,7 @@ _SUSTAINED_RUN_SHIFT_SHARE = 0.0012  # the shift that all rows of a sustained ru
 
 
 def compute_error_between_runs(error: FigureUncertainty, regime: str, measurement_count: int) -> FigureUncertainty:
-    """Compute the error to use when a rate is compared with the rate in another run.
+    """Compute the error of a rate for a comparison with another run.
 
     The result allows for larger differences than the calibrated ``error``, because errors between runs have heavier
     tails than a normal distribution. ``measurement_count``: the number of measurements that gave the rate.
@@ -128,7 +129,7 @@ class ComparedRow:
     - ``run_rates``: the rate in each run, if several runs were averaged.
     - ``celsius``, ``speed_loss_per_degree``: the temperature, if known, and the relative loss of speed per degree.
     - ``used_cycle_share``, ``cycles_error``: the share of the compute units' cycles that the kernel used
-      (mamf.plausibility), and the error of this share between cards; None if unknown.
+      (mamf.plausibility), and how much this share differs between cards; None if unknown.
     - ``device``: UUID or index of the device; empty for the first device of the run.
     - ``device_speed``: the speed of this device relative to the first device; None if it is unknown.
     - ``device_speed_half_width``: half the width of the interval of this speed, as a share.
@@ -264,7 +265,7 @@ def _make_compared_row(row: Measurement) -> ComparedRow:
 
 
 def _add_error_and_conditions(compared_row: ComparedRow, measurements: Sequence[Measurement]) -> ComparedRow:
-    """Copy a row, and fill in the error, temperature and used cycles of the measurements that gave its rate."""
+    """Return a copy of a row, with the error, temperature and used cycles from the measurements that gave its rate."""
     return replace(
         compared_row,
         error=compute_error_between_runs(

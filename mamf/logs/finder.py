@@ -1,7 +1,7 @@
 """Parse the text logs of mamf-finder, versions 2 to 4, and the summaries of mamf-finder-all-gpus, for import into mamf.
 
 These scripts have no machine-readable output, so regular expressions match their lines one by one, in any order. Lines
-that contain figures but match no expression are not imported. A remark of the imported run says how many there are.
+that contain figures but match no expression are not imported. The imported run has a remark with their number.
 Values that a log does not contain stay unknown.
 """
 
@@ -387,8 +387,8 @@ class _RunParser:
         figure = _parse_number(match["headline"])
         row = ReportedFigures(
             {} if figure is None else {name: figure},
-            # The flag ``rank`` marks a measurement that took only a second. From these measurements mamf-finder chose
-            # the shapes to confirm, so they belong to the stage ``screen``.
+            # The flag ``rank`` marks a measurement that took only a second. mamf-finder used these measurements to
+            # choose the shapes to confirm, so their stage is ``screen``.
             stage="screen" if flag == "rank" else "confirm",
             remarks=tuple(filter(None, (flag, "lock-in" if is_lock_in else ""))),
             **telemetry,

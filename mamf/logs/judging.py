@@ -4,8 +4,8 @@ only reads rows; it measures nothing.
 
 Guard: if the first measurement of a row looks slow or noisy, the run measures the row again, and only the repeated
 measurements decide. The reason is the winner's curse: of many first measurements, the slowest is partly slow by chance.
-The run repeats a row until the interval of its rate, divided by the rate in the baseline, is entirely on one side of
-the tolerance, or until the maximum number of repetitions.
+The run repeats a row until the interval of the ratio between its rate and the baseline's is entirely above or entirely
+below the limit 1 - tolerance, or until the maximum number of repetitions.
 
 Claims: ``mamf find`` measures its fastest shapes again, so its ceilings need no correction. The best rows of other logs
 were selected because they were fast, so their rates are partly luck. A verdict corrects for the number of rows from

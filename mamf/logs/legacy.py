@@ -1,4 +1,4 @@
-"""Write and read runs of mamf-finder, the predecessor of mamf, as run logs of the tier ``legacy``.
+"""Write and read runs of mamf-finder, the predecessor of mamf, as run logs of the tier (kind of log) ``legacy``.
 
 Figures of mamf-finder have no samples, no intervals and no verification, so they are never ranked together with
 measurements of mamf. Their records are named ``reported``, not ``measurement``. A value that mamf-finder did not print

@@ -10,13 +10,14 @@ from typing import Any, NamedTuple
 from mamf.logs.compared_rows import MAX_EXPONENT, RunOrder
 from mamf.statistics import Interval, compute_student_t_quantile
 
-#: The tolerance for the mean loss of speed of all rows, as a share of the tolerance for a single row.
+#: The tolerance for the mean loss of all rows is this share of the tolerance for the loss of a single row.
 POOLED_TOLERANCE_SHARE = 0.25
-# All rows of a run shift together. This common shift is calibrated with the 26 pairs of equal runs in results/. A t
-# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the tails of the differences of these pairs. If
-# the runs of a side differ by more than _CONTRADICTION_FACTOR times this shift, mamf uses their spread instead.
+# All rows of a run shift together. The size of this common shift comes from the 26 pairs of equal runs in results/. A t
+# distribution with _SHIFT_DEGREES_OF_FREEDOM degrees of freedom fits the differences of these pairs. If the runs of a
+# side differ by more than _CONTRADICTION_FACTOR times the common shift, mamf uses the spread of these runs instead.
 _SHIFT_DEGREES_OF_FREEDOM, _CONTRADICTION_FACTOR = 20, 2.0
-# The standard deviation, between runs, of the time in seconds that timing with device events adds to a measured time.
+# Timing with device events adds some time to each launch. This is the standard deviation of that time between runs, in
+# seconds.
 _TIMER_DEVIATION_SECONDS = 2.8e-7
 # If the changes of the rows scatter by more than this factor more than their errors explain (as a variance), mamf
 # assumes that the rows really changed by different amounts.
@@ -94,9 +95,9 @@ class RowChange(NamedTuple):
 def pool_rows(regime: str, changes: Sequence[RowChange], run_order: RunOrder, false_alarm_chance: float) -> PooledRows:
     """Pool the changes of all rows of a regime into one ratio, weighted by the inverse variances of the rows.
 
-    The size of the common shift is estimated from the calibrated shift and from the spread between equal runs of each
-    side, weighted by degrees of freedom. If the spread is much larger, only the spread counts. If the rows changed by
-    different amounts, the variances of the rows include the variance between rows.
+    The common shift of a run is estimated from two figures, weighted by their degrees of freedom: the calibrated shift,
+    and the spread between equal runs of each side. If the spread is much larger, only the spread counts. If the rows
+    changed by different amounts, the variances of the rows include the variance between rows.
     """
     spread = _estimate_spread_between_rows(changes)
     variances = [each.row_deviation**2 + spread**2 for each in changes]

@@ -1,8 +1,8 @@
 """Declare and make the header of a run log, and describe how a run ended. The header contains the plan of the run and
 the measured traits of the device (how its clock and its power react to load).
 
-The header is declared as msgspec structs, like the other records in records.py. All plans have the same fields,
-whatever the kind of run and the operation. Each operation converts its shapes and problems to JSON and back.
+The header is declared as msgspec structs, like the other records in records.py. The plans of all kinds of runs and of
+all operations have the same fields. Each operation converts its shapes and problems to JSON and back.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _KIND_FIELD = "command"
 PYTHON_COMMAND = "from Python"
 #: Maps the type of a value in a plan to its type in a log, for types that a log stores differently.
 _LOGGED_TYPES = {Shape: str, Problem: FieldValues, int: Int64}
-#: For each class: the fields that have a different type in a log, with that type. JSON cannot store infinity, and logs
-#: limit the range of used cycles.
+#: For each class: the fields that have a different type in a log, with that type. A log stores None for an infinite
+#: number of FLOP, because JSON cannot store infinity, and it limits the range of used cycles.
 _LOGGED_FIELD_TYPES: Mapping[type, dict[str, Any]] = {
     MatmulGrid: {"most_flop": float | None},
     Claim: {"cycles_used": CyclesUsed | None},
@@ -103,10 +103,9 @@ def _get_logged_type(plan_type: Any) -> Any:
 
 
 def _allow_missing_fields(plan_class: type, field_types: Mapping[str, Any]) -> dict[str, Any]:
-    """Allow a log to lack the fields that have a default value in ``plan_class``, because older versions of mamf did
-    not write all of them. Return the types of all fields by name.
+    """Return ``field_types`` with Missing added to the type of each field that has a default value in ``plan_class``.
 
-    ``field_types``: the types of the fields by name. The result adds Missing to the type of each field with a default.
+    A log may lack these fields, because older versions of mamf did not write all of them.
     """
     defaults = {name: each.default for name, each in inspect.signature(plan_class).parameters.items()}
     return {
@@ -177,7 +176,7 @@ class HeaderRecord(Struct, kw_only=True):
 
 def make_traits_record(backend: Backend) -> dict[str, Any]:
     """Convert the measured traits of an opened device (how its clock and its power react to load) to JSON values.
-    Returns an empty mapping if the adapter of the device uses constants instead of measuring the traits.
+    Returns an empty mapping if mamf has not measured the traits, because its backend for the device uses constants.
     """
     burst, sustained = backend.burst_traits, backend.sustained_traits
     if "burst_traits" not in vars(backend) and not burst.remark:
@@ -268,10 +267,10 @@ class LogRecord(NamedTuple):
 
 def check_device_after_run(backend: Backend, rows: Iterable[Measurement]) -> dict[str, Any]:
     """Estimate the overhead of the timer again, and check whether the card became shared during the run, for example
-    with another process. Returns fields of the summary.
+    with another process. Returns the results as fields of the summary.
 
-    Leaves out the overhead if it was not subtracted from any row. Leaves out the sharing if the card is shared only in
-    ways that were known before the run. May leave out both if the device has failed.
+    The overhead is missing if it was not subtracted from any row. The sharing is missing if nothing new shares the
+    card. Both may be missing if the device has failed.
     """
     fields: dict[str, Any] = {}
     with suppress(Exception):  # A device that has failed may raise an exception here.

@@ -238,7 +238,7 @@ def get_utc_time() -> str:
 
 
 def _convert_count_for_log(count: int) -> int | float:
-    """Return the count as it is, or as a float if a reader of 64-bit integers could not read it."""
+    """Return a count, converted to a float if it does not fit in a 64-bit integer."""
     return count if count < 2**63 else float(count)
 
 
@@ -349,7 +349,8 @@ def round_to_six_digits(value: float) -> float:
 def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
     """Convert a ceiling to the JSON values of its record.
 
-    A reader can also compute these values from the measurements of the phase ``confirm``, which are earlier in the log.
+    A reader can also compute these values from the repeated measurements that confirmed the ceiling. They have the
+    phase ``confirm`` and are earlier in the log.
     """
     operation, rate = get_operation(ceiling.problem.operation), round_to_six_digits(ceiling.rate)
     interval = [round_to_six_digits(ceiling.interval.low), round_to_six_digits(ceiling.interval.high)]
@@ -408,7 +409,7 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 
 def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
-    """Convert a ceiling that the run did not measure to the JSON values of its record."""
+    """Return the JSON values of the record of a ceiling, one that the run did not measure."""
     return {
         "dtype": rate.dtype,
         "regime": rate.regime,
@@ -419,7 +420,7 @@ def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
 
 
 def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:
-    """Convert the JSON values of a record to a ceiling that the run did not measure.
+    """Read a ceiling, one that the run did not measure, from the JSON values of its record.
 
     Raises ValueError if the values are not a ceiling.
     """

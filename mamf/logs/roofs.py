@@ -58,8 +58,9 @@ def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False, needs_kn
 
     If ``needs_known_intervals``, leave out ceilings of matmuls whose interval is unknown, unless a log has no others.
 
-    Raises UsageError for a log without either, and IncomparableError for logs of several cards unless ``anyway`` is
-    true. Also raises IncomparableError if ``needs_known_intervals`` and the interval of a remaining ceiling is unknown.
+    Raises UsageError for a log that has neither ceilings nor such rows, and IncomparableError for logs of several cards
+    unless ``anyway`` is true. Also raises IncomparableError if ``needs_known_intervals`` is true and the interval of a
+    remaining ceiling is unknown.
     """
     cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
     ceilings = list[Ceiling]()

@@ -44,8 +44,8 @@ def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Itera
     """Yield the complete lines of a file, each without its newline, and call ``on_read`` with the size of each line in
     bytes.
 
-    Raises RunLogError for a file without a complete line, for a file or line that is longer than a log may be, and for
-    a path that is not a regular file, because reading a pipe or a device may never end.
+    Raises RunLogError for a file without a complete line, for a file or line that is too long, and for a path that is
+    not a regular file, because reading a pipe or a device may never end.
     """
     is_empty = True
     try:
@@ -329,8 +329,8 @@ def add_record(log: RunLog, record: dict[str, Any]) -> None:
 
 
 def add_findings_to_header(header: dict[str, Any], findings: Iterable[str]) -> None:
-    """Add findings to the header of a log, unless the header already contains them. Leave out that a check is ok if the
-    same check found a problem at another time.
+    """Add findings to the header of a log, unless the header already contains them. If a check was ok at one time and
+    found a problem at another time, keep only the problem.
 
     ``findings``: what the machine checks found after the run had begun.
     """
@@ -369,8 +369,8 @@ def keep_latest_rows(rows: Iterable[Measurement]) -> list[Measurement]:
 
 
 def add_sharing_to_header(header: dict[str, Any], summary: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the header of a log. If the summary says that the card became shared during the run, add this to the name
-    of the device in the header.
+    """Return the header of a log, changed as follows: if the summary says that the card became shared during the run,
+    the name of the device says so too.
     """
     if not summary or not summary.get("shared_after"):
         return header

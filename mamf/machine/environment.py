@@ -123,11 +123,11 @@ def check_host_load() -> CheckResult:
 
 
 class CpuUse(NamedTuple):
-    """How much the CPU was used until a moment, in CPU seconds, except for ``time``.
+    """How many CPU seconds processes have used up to a moment.
 
     - ``time``: the moment, in seconds of the monotonic clock.
-    - ``all_seconds``: by all processes. ``own_seconds``: by this process and its children. ``capacity_seconds``: what
-      all processes together could have used.
+    - ``all_seconds``: the CPU seconds of all processes. ``own_seconds``: those of this process and its children.
+    - ``capacity_seconds``: the CPU seconds that all processes together could have used.
     """
 
     time: float

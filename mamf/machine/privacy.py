@@ -1,7 +1,7 @@
 """Remove secrets, accounts, hosts, addresses and paths from all texts that mamf writes, because logs are published.
 
-The code that writes logs and folders calls ``scrub_record`` for every record, so code that makes records does not have
-to. To recognize the access tokens of another service, add their prefix to ``_TOKEN_PREFIXES``.
+The code that writes logs and folders calls ``scrub_record`` for every record, so no other code has to call it. To make
+mamf recognize the access tokens of another service, add their prefix to ``_TOKEN_PREFIXES``.
 """
 
 from __future__ import annotations
@@ -76,9 +76,9 @@ _PUBLIC_SITES = (
     r"|intel\.com|arxiv\.org|python\.org|pypi\.org|readthedocs\.io|wikipedia\.org|example\.(?:com|org))(?![\w.-]|:\d)"
 )
 _IPV4_NUMBER = r"(?:25[0-5]|2[0-4]\d|1?\d?\d)"
-# An IPv4 address whose first number is below 20 looks like a version number (cuBLAS 12.1.3.1). This pattern matches
-# such an address only if the first number is 10, or if a later number is too high for a version number. After a word
-# such as "host", a rule in _ADDRESS_RULES replaces every IPv4 address.
+# Version numbers such as cuBLAS 12.1.3.1 look like IPv4 addresses. So if the first number is below 20, this pattern
+# matches only if the first number is 10, or if a later number is too high for a version number. After a word such as
+# "host", a rule in _ADDRESS_RULES replaces every IPv4 address.
 _IPV4_ADDRESS = rf"(?:10|127|[2-9]\d|1\d\d|2[0-4]\d|25[0-5]|1?\d(?=[\d.]*\.[12]\d\d))(?:\.{_IPV4_NUMBER}){{3}}"
 # Times, slices and C++ names contain colons too. So a short IPv6 address (with ``::``) matches only if its first group
 # has four hexadecimal digits, as in the addresses of real networks.

@@ -119,8 +119,8 @@ class ChildWatch:
 
 
 def parse_message(line: str) -> dict[str, Any]:
-    """Parse a line that a child process printed to stdout as a JSON object. Returns an empty dict if the line is
-    anything else, such as text that a library printed.
+    """Parse the JSON object in a line of a child's stdout. Returns an empty dict if the line is anything else, such as
+    text that a library printed.
     """
     try:
         record = json.loads(line)
@@ -211,7 +211,8 @@ class ChildProcesses(contextlib.AbstractContextManager["ChildProcesses"]):
             return None
 
     def _read_messages(self, rank: int, process: Any) -> None:
-        # Put each line of the child's stdout into the queue as an event, then its exit code. Runs in a thread.
+        # Put an event into the queue for each line of the child's stdout, and one with the exit code when the child
+        # has ended. This method runs in a thread.
         last_lines: list[str] = []
         stderr_reader = threading.Thread(target=self._forward_stderr, args=(rank, process, last_lines), daemon=True)
         stderr_reader.start()

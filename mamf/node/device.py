@@ -27,8 +27,8 @@ from mamf.plugins.discovery import choose_kernels, make_operation
 
 # Time in seconds for which each bandwidth pattern and each direction of copies is measured.
 _SECONDS_PER_ROW = 0.3
-# Shares of the time budget. The search for the fastest matmul gets the first share. Each later measurement of a single
-# device may use all the time that is left, but gets at least the second share.
+# The search for the fastest matmul gets the share _FIND_BUDGET_SHARE of the time budget. Each later part may use all of
+# the remaining time, and at least the share _MIN_BUDGET_SHARE of the budget.
 _FIND_BUDGET_SHARE, _MIN_BUDGET_SHARE = 1 / 2, 1 / 16
 # Maximum size of the arrays in bandwidth measurements, and size of each copy, in MiB. Both are smaller for a CPU, so
 # that a run on a CPU takes about as long as on an accelerator.
@@ -111,7 +111,7 @@ class DeviceRun:
             self.on_progress(f"{part}: {error}")
 
     def _make_plan(self, part: str) -> tuple[Plan, Sequence[NamedKernel]]:
-        """Return the plan for a part of the run, and the names and objects of the kernels to measure."""
+        """Return the plan for a part of the run, and the kernels to measure, each with its name."""
         if part == "find":
             problem, seconds = make_problem(self.backend, self.dtype), self.budget_seconds * _FIND_BUDGET_SHARE
             plan, kernels = plan_search(self.backend, problem, self.kernels, budget_seconds=seconds, is_quick=True)

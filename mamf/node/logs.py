@@ -270,9 +270,9 @@ def merge_throttle_shares(rows: Iterable[Measurement]) -> dict[str, float]:
 def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
     """Yield the first fault of a device that a log shows, or nothing if it shows no fault.
 
-    A fault is a wrong result of the default kernel (in verification, of any kernel), or a shape that no kernel could
-    run. In a search (``find``) and in verification, some measurements fail even on healthy devices. There, failed
-    measurements are a fault only if every measurement failed.
+    A wrong result of the default kernel is a fault, and in verification a wrong result of any kernel. A shape that no
+    kernel could run is a fault too. But in a search (``find``) and in verification, some measurements fail even on
+    healthy devices, so there it is a fault only if every measurement failed.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:

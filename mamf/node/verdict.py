@@ -4,7 +4,7 @@ The module measures nothing and reads no files. It compares each device with the
 model. If there is a baseline (the results of cards that are known to be good), it also compares each device with the
 baseline. The limits were chosen for the spread of 26 H200 cards (standard deviation 1.1 % in the burst regime, 1.0 % in
 the sustained regime). ``tools/rates.py node`` computes how often the limits give a false verdict with this spread and
-with others.
+with other spreads.
 
 A figure is one measured rate of a device, such as ``burst``. A machine is called a node.
 """
@@ -52,8 +52,8 @@ class NodeDevice:
     - ``half_widths``: the half-widths of the confidence intervals of these rates, as shares of the rates.
     - ``conditions``: the sensor readings from the sustained ceiling, or from the burst ceiling if there is no sustained
       ceiling.
-    - ``throttled``: by reason, the share of time in which the device was throttled, from the part of the run in which
-      this share was largest.
+    - ``throttled``: for each throttle reason, the share of time in which it applied. If several parts of the run have
+      such a share, this is the largest of them.
     - ``failures``: why the device failed, one line each.
     - ``lacks``: the results that are missing and why, one line each.
     """
@@ -194,8 +194,8 @@ def judge_devices(
     """Decide whether devices are slow or faulty: find the problems of each device, and compare devices of one model
     with one another and with the baseline.
 
-    ``must_match_baseline``: whether to report each model of device for which the baseline contains no card with the
-    same data type.
+    ``must_match_baseline``: whether a missing baseline is a finding: the baseline has no card with the model and data
+    type of a device.
     """
     findings = [finding for device in devices for finding in _yield_standalone_findings(device)]
     is_compared = False
@@ -363,8 +363,8 @@ def _make_shortfall_finding(
 
 
 def describe_slowest_device(devices: Sequence[NodeDevice]) -> str:
-    """Return a line that names the slowest device and its rate. The line also says how much of the mean speed a
-    synchronous job on all devices loses by waiting for this device.
+    """Return a line that names the slowest device and its rate. The line also says how much slower a synchronous job on
+    all devices is because it waits for this device.
     """
     figure = choose_speed_figure(devices)
     measured = [device for device in devices if figure in device.figures]

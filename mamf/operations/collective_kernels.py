@@ -1,4 +1,4 @@
-"""Run collectives with torch.distributed: with NCCL, RCCL, XCCL, HCCL or Gloo, depending on the group and the device.
+"""Run collectives with torch.distributed, which calls NCCL, RCCL, XCCL, HCCL or Gloo.
 
 To verify a result, ranks exchange samples of the data that they send, and each rank's host computes the expected
 samples in float64. Ranks exchange samples and verdicts as Python objects.

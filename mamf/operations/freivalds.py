@@ -1,7 +1,7 @@
 """Verify every entry of C = scale * A @ B without computing A @ B, with Freivalds' test (1977).
 
 The test multiplies by random vectors x of 1 and -1. Let E be the error of C, so that C = scale * A @ B + E. The
-residual r = C x - scale * A (B x) is equal to E x. It shows three things:
+residual r = C x - scale * A (B x) is equal to E x, so r shows three things:
 
 - The error of C: the sum of r^2 over all rows, averaged over the vectors, estimates ||E||^2.
 - Wrong rows: let E_i be row i of E. Then |r_i| exceeds t ||E_i|| with a probability of at most 2 exp(-t^2 / 2)
@@ -110,8 +110,8 @@ def _verify_entries_in_chunks(
     worst_ratio = max(worst_ratios)
     rounding_error = max(problem.max_rounding_error, error)
     max_ratio = math.sqrt(2 * (math.log(2 * sum_count) + _FALSE_ALARM_EXPONENT)) * rounding_error
-    # In a small matmul, the sum of ``expected_squares`` may be small by chance, and the slope would be too large. For a
-    # correct C, its mean is VECTORS_PER_TEST * sum(c_squares), so divide by at least this value.
+    # For a correct C, the sum of ``expected_squares`` is about VECTORS_PER_TEST * sum(c_squares). In a small matmul, it
+    # may be much smaller by chance, which would make the slope too large. So divide at least by the expected value.
     slope = divide_or_return_inf(sum(projections), max(sum(expected_squares), VECTORS_PER_TEST * sum(c_squares)))
     # If a matmul has more rows than K, the errors of its rows are not independent. So count at most K of them.
     degrees_of_freedom = VECTORS_PER_TEST * sum(
@@ -193,7 +193,7 @@ def find_wrong_cells(problem: BaseMatmulProblem, parts: Sequence[MatmulPart], sc
     """Divide C into cells of CELL_SIZE x CELL_SIZE entries, and return the cells that have a wrong entry.
 
     Run Freivalds' test on CELL_SIZE columns of C at a time, to find the wrong rows in these columns. If B is quantized
-    in blocks with more columns than that, test all columns of a block at once. ``scale``: the factor in
+    in blocks that have more than CELL_SIZE columns, test all columns of a block at once. ``scale``: the factor in
     C = scale * A @ B.
     """
     wrong_cells, matmul_count = set[tuple[int, int, int]](), 0
@@ -241,9 +241,9 @@ def _compute_residual_statistics(
 ) -> torch.Tensor:
     """Compute five numbers that describe r = C x - scale * A (B x), and return them as a tensor on the device.
 
-    The numbers are ||r||^2 / VECTORS_PER_TEST, ||C||^2, the largest ratio of |r| in a row to the norm of that row of C,
-    <r, A (B x)> and <A (B x), A (B x)>. If int8 operands are summed in int32, the first number is the number of wrong
-    entries of C x.
+    Let y = scale * A (B x). The numbers are ||r||^2 / VECTORS_PER_TEST, ||C||^2, the largest |r_i| / ||C_i|| of a row
+    i, the inner product of r and y, and ||y||^2. If int8 operands are summed in int32, the first number is the number
+    of wrong entries of C x instead.
     """
     c = part.c
     x = draw_signs((c.shape[0], c.shape[2], VECTORS_PER_TEST), c.device)

@@ -100,7 +100,7 @@ def get_grouped_mm_function() -> Any:
 
 
 class MatmulLoop(TorchGroupedMatmul):
-    """Call torch.mm for each expert that has tokens.
+    """A kernel that calls torch.mm for each expert that has tokens.
 
     This is the baseline: a grouped kernel is useful only if it is faster than this loop.
     """

@@ -35,7 +35,7 @@ _HOST_SECONDS_PER_LAUNCH, _HOST_SECONDS_PER_TRIAL, _MAX_SLOWDOWN = 100e-6, 0.1, 
 
 
 class ChannelError(MamfError):
-    """An error of Channel: the other process has ended, or has sent bytes that are not a message."""
+    """The error that Channel raises if the other process has ended, or has sent bytes that are not a message."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Channel:
     output_pipe: IO[bytes]
 
     def send(self, *parts: bytes, **fields: Any) -> None:
-        """Send a message of JSON fields and parts of bytes. Raises OSError if the other process has ended."""
+        """Send a message of JSON fields and binary parts. Raises OSError if the other process has ended."""
         for part in (json.dumps({**fields, "sizes": list(map(len, parts))}).encode() + b"\n", *parts):
             unsent_bytes = memoryview(part)
             while unsent_bytes:

@@ -152,7 +152,7 @@ _EXACT_ROW_TOLERANCE, _APPROXIMATE_ROW_TOLERANCE = 0.25, 0.6
 def judge_distance(
     distance: ReferenceDistance, error_bound: float, gradient_tolerance_factor: float = 1.0, is_exact: bool = True
 ) -> Verdict:
-    """Return whether results with this distance from the reference are right.
+    """Judge whether results with this distance from the reference are right, and return the verdict.
 
     Check the relative errors and the error of the worst row of the output. For an exact kernel, also check the slope
     errors. They reveal that a result is scaled by a factor very close to 1, which hardly changes the relative errors.
@@ -267,15 +267,15 @@ def compare_rows_on_host(
 def compute_key_sum_error(
     shape: AttentionShape, operands: Mapping[str, torch.Tensor], results: Mapping[str, torch.Tensor]
 ) -> float:
-    """Return the largest error of the sums of ``dk`` and ``dv`` along the keys, relative to the norm of the summands.
+    """Sum ``dk`` and ``dv`` along the keys. Return the largest error of a sum, divided by the norm of its terms.
 
     Each row of P sums to 1 and each row of dS to 0. So the sum of dV = P^T dO along the keys is the sum of dO over the
     queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0.
 
-    Rounding errors largely average out in these sums, except for dV with a single query: all its elements may be
-    rounded in the same direction. In this case, subtract the largest possible rounding error, which is half the dtype's
-    epsilon times the sum of the absolute values of dV. Do not check dK if each query sees at most one key on average,
-    because dK then consists mainly of rounding errors.
+    Rounding errors largely average out in these sums. The exception is dV with a single query, because all of its
+    elements may be rounded in the same direction. Then subtract the largest possible rounding error of the sum: half
+    the dtype's epsilon times the sum of the absolute values of dV. Do not check dK if each query sees at most one key
+    on average, because dK then consists mainly of rounding errors.
     """
     blind_query_count = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     max_error = 0.0
@@ -309,7 +309,7 @@ def _compute_norm_ratio(squared_norm: float, squared_divisor: float) -> float:
 
 
 def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_slice: slice) -> torch.Tensor:
-    """View the heads of one sequence that share the kv heads in ``kv_slice``.
+    """Return a view of those heads of one sequence that share the kv heads in ``kv_slice``.
 
     ``batch``: the index of the sequence. The result has the shape [kv heads, heads per kv head, sequence, head
     dimension]. For keys and values, its second dimension is 1.

@@ -4,8 +4,8 @@ SpargeAttention has no backward pass. How many blocks a kernel can skip depends 
 matters. A kernel that skips blocks below a threshold then skips nothing, and a kernel that skips a fixed share of the
 blocks ("topk") gives a wrong result.
 
-So mamf can generate inputs in which only some blocks matter (see ``AttentionProblem.sparsity``). A ``topk`` kernel
-keeps the share of blocks that matters in these inputs. mamf reports the share of blocks that a kernel skipped.
+So mamf can generate inputs in which only a given share of the blocks matters (see ``AttentionProblem.sparsity``). It
+tells a ``topk`` kernel to keep this share. mamf reports the share of blocks that a kernel skipped.
 """
 
 from __future__ import annotations

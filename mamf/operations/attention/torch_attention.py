@@ -62,10 +62,10 @@ ERROR_BOUND_BY_DTYPE = {"bfloat16": 5e-3, "float16": 1.2e-3, "float32": 2e-5, "f
 # Errors of gradients may be larger than errors of outputs by this factor, because gradients are rounded more often.
 # The largest error of a gradient in results/ is 3.3e-3.
 _GRADIENT_TOLERANCE_FACTOR = 2.0
-# The smallest subnormal number of a dtype, u. In float16, the gradient of a score may be so small that it is rounded to
-# a multiple of u. The gradient is about V / N, where V is the variance of the data (1/3 or more) and N the number of
-# keys that a query sees. The root mean square of the rounding error is u / sqrt(12), which is at most 0.87 * u * N
-# relative to the gradient.
+# The smallest subnormal number of a dtype, called u. In float16, the gradient of a score may be so small that it is
+# rounded to a multiple of u. The root mean square of this rounding error is u / sqrt(12). The gradient is about V / N,
+# where V is the variance of the data (1/3 or more) and N the number of keys that a query sees. So the relative error is
+# at most 0.87 * u * N.
 _MIN_SUBNORMAL_BY_DTYPE = {"float16": 2.0**-24}
 # The operands whose signs mamf changes between launches, by direction. For ``bwd`` mamf does not change V, because all
 # launches use the same forward pass, which saved V.
@@ -194,7 +194,7 @@ class TorchAttention(AttentionKernel):
         return isinstance(error, RuntimeError) and any(text in str(error) for text in NO_BACKEND_ERROR_TEXTS)
 
     def get_error_bound(self, problem: AttentionProblem) -> float:
-        """Return the largest ||O - reference|| / ||reference|| that this kernel's output O may have."""
+        """Return the largest error ||O - reference|| / ||reference|| of a correct output O of this kernel."""
         return self.tolerance if self.tolerance is not None else ERROR_BOUND_BY_DTYPE[problem.dtype]
 
 
@@ -331,7 +331,7 @@ class PreparedAttention:
 
 
 ComputeCapability = tuple[int, int]
-#: The upper end of the capability range of a library that supports all newer NVIDIA cards.
+#: The highest compute capability in the ``capability_range`` of a library that supports all newer NVIDIA cards.
 NO_MAX_CAPABILITY: ComputeCapability = (99, 9)
 # Matches the message of a RuntimeError if a library, or the way it was built, does not support a dtype, feature or
 # size.

@@ -113,9 +113,9 @@ _SOFTMAX_FLOP_PER_SCORE = 5
 def _require_memory_for_scores(
     backend: Backend, problem: AttentionProblem, shape: AttentionShape, float32_copies: int = 0
 ) -> None:
-    """Raise MemoryError if a CPU has too little free memory for two copies of all scores in the problem's dtype and
-    ``float32_copies`` copies in float32. Without this check, the operating system would kill the process. Other devices
-    raise an error themselves.
+    """Raise MemoryError if a CPU has too little free memory for several copies of all scores: two in the problem's
+    dtype, and ``float32_copies`` in float32. Without this check, the operating system would kill the process. Other
+    devices raise an error themselves.
     """
     if not backend.is_accelerator:
         score_count = shape.batch * shape.heads * shape.seqlen_q * shape.seqlen_k

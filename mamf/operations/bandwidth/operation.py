@@ -246,8 +246,8 @@ class BandwidthOperation(ByteSizedOperation[BandwidthProblem, BandwidthShape]):
     def may_be_ceiling(self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape) -> bool:
         """Return whether a measurement of this shape may become a ceiling, the highest confirmed rate of the device.
 
-        If a launch has one pass, the arrays must be too large for a cache to serve the pass. If it has several passes,
-        it is meant to measure a cache, so any shape may become the ceiling.
+        A launch with several passes is meant to measure a cache, so any shape may become the ceiling. A launch with one
+        pass measures memory, so its arrays must be much larger than the cache.
         """
         return problem.warm > 1 or problem.is_served_by_memory(shape, info.cache_bytes)
 

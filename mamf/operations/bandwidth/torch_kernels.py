@@ -38,7 +38,7 @@ _SAMPLED_ELEMENT_COUNT = 256
 # Verification divides the error of an element of a triad by |b| + PATTERN_SCALAR * |c|. If this sum is smaller than the
 # constant below, verification divides by the constant, because small values in float16 have large relative errors.
 _MIN_ERROR_DIVISOR = 1e-3
-# A dtype must be able to represent the sum of an array even if the sum is this many standard deviations from its mean.
+# The range of a dtype must include the sum of an array, even if the sum is this many standard deviations from its mean.
 _MAX_SUM_DEVIATIONS = 6
 
 

@@ -34,8 +34,8 @@ _SIZE_FIELD_NAMES = ("batch", "heads", "kv_heads", "queries", "cache_len", "head
 _DEEPSEEK_KEY_DIM = 192
 #: With ``tail`` lengths, a sequence has ``cache_len`` * x**3 tokens, with a random x from 0 to 1 (a mean of 1/4).
 _TAIL_EXPONENT = 3
-#: A graph has enough launches to read at least _GRAPH_CACHE_BYTES in total, twice the size of the largest last-level
-#: cache of any accelerator, but at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
+#: A graph, such as a CUDA graph, has enough launches to read _GRAPH_CACHE_BYTES in total, which is twice the largest
+#: last-level cache of any accelerator. It has at least _MIN_GRAPH_LAUNCHES and at most _MAX_GRAPH_LAUNCHES launches.
 _GRAPH_CACHE_BYTES, _MIN_GRAPH_LAUNCHES, _MAX_GRAPH_LAUNCHES = 512 * 2**20, 3, 64
 _INDEX_BYTES = DTYPES["int32"].itemsize
 SAME_AS_QUERIES = "same"

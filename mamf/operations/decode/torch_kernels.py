@@ -18,11 +18,11 @@ from mamf.torch_backend import TorchBackend
 
 
 class SdpaKvcache(TorchDecodeKernel):
-    """Call scaled_dot_product_attention on a contiguous cache of sequences of equal length. torch chooses the backend.
+    """A kernel that calls scaled_dot_product_attention on a contiguous cache. All sequences must have the same length.
 
     Decode needs a causal mask that is aligned to the bottom right, but torch aligns it to the top left. The two masks
-    are the same only with equal numbers of queries and keys. So this kernel supports this case, and single queries,
-    which need no mask.
+    are the same only if there are as many queries as keys. So this kernel supports this case, and single queries, which
+    need no mask.
     """
 
     name = "sdpa-kvcache"

@@ -96,8 +96,8 @@ class _CublasLtMatmul(MatmulKernel):
     ) -> Callable[[], object]:
         """Return a function that launches C = alpha * A @ B.
 
-        ``a``, ``b``: describe the transposes of A and B. ``objects_to_keep_alive``: the tensors of A and B, whose
-        memory must not be freed while the returned function exists.
+        ``a``, ``b``: descriptions of the transposes of A and B. ``objects_to_keep_alive``: the tensors of A and B,
+        whose memory must not be freed while the returned function exists.
         """
         library = cublaslt_library.load_cublaslt()
         if isinstance(library, Unavailability):

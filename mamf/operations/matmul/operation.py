@@ -42,10 +42,10 @@ from mamf.plugins.discovery import (
     warn_if_plugin_broken,
 )
 
-# _LONG_K_SHARE is the share of matmuls with a small C and a long K among the random matmuls of ``mamf verify``. For
-# these shapes, libraries divide K among compute units, and some libraries have bugs: cuBLAS 13.1.0 on Hopper omits the
-# last 8 terms of a sum if K is one of _KNOWN_FAULTY_K_SIZES. Two thirds of the long K are from this list. Other
-# versions of cuBLAS have the bug at other K: https://github.com/facebookexperimental/triton/pull/2767
+# ``mamf verify`` draws random matmuls. A share of _LONG_K_SHARE have a small C and a long K. For such shapes, libraries
+# divide K among compute units, and some libraries have bugs: cuBLAS 13.1.0 on Hopper omits the last 8 terms of a sum if
+# K is one of _KNOWN_FAULTY_K_SIZES. Two thirds of the long K are from this list. Other versions of cuBLAS have the bug
+# at other K: https://github.com/facebookexperimental/triton/pull/2767
 _LONG_K_SHARE, _KNOWN_FAULTY_K_SIZES, _LONG_K_SIZES = 0.25, (12680, 16648, 20488, 24584), range(8192, 65536 + 1, 8)
 _LONG_K_M_AND_N_SIZES = (16, 32, 64, 128, 512)
 

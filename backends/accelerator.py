@@ -242,8 +242,8 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         """Return how many seconds two marks (events, or readings of the host clock) add to the measured time of a
         launch.
 
-        For events, TorchBackend estimates this. For the host clock, return the median time between two marks with no
-        launch between them.
+        For events, AcceleratorBackend estimates the overhead. For the host clock, return the median time between two
+        marks with no launch between them.
         """
         if not self.reason_events_are_unusable:
             return super().estimate_timer_overhead()

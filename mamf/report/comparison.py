@@ -210,8 +210,8 @@ def format_as_percent(share: float) -> str:
 
 
 def describe_overall_change(pooled: PooledRows, comparison: Comparison, tolerance: float) -> str:
-    """Describe the overall change of the rates of a regime, from all its rows together. If no change was found, say how
-    large a loss in all rows would have to be before it is detected.
+    """Describe the overall change of the rates in a regime, computed from all its rows together. If no change was
+    found, name the smallest loss that the comparison would detect if all rows had it.
     """
     interval, threshold = pooled.interval, f"more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = (

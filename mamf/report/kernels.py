@@ -51,7 +51,7 @@ from mamf.report.shares import ShareCalculator, make_ceiling_table, make_problem
 
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroupKey, Measurement | None]:
-    """Choose the baseline (the row that speed-ups refer to) of each shape with rows of several kernels.
+    """Choose the baseline of each shape that has rows of several kernels. Speed-ups are relative to the baseline.
 
     The baseline is the row of kernel ``name``, or None if this kernel has no row. If ``name`` is None, the baseline is
     the row of ``eager``, or the slowest row if ``eager`` has none.
@@ -156,7 +156,7 @@ def make_group_table(
     """Return the table of rows that are ranked together.
 
     - ``get_speed_up``: returns the rate of a row divided by the rate of its baseline.
-    - ``baseline``: the row that speed-ups refer to. The title names its kernel if ``has_one_shape``.
+    - ``baseline``: the row to which speed-ups are relative. The title names its kernel if ``has_one_shape``.
     - ``has_one_shape``: whether all rows have the same shape. Then the table ranks kernels.
     """
     shape = ""
@@ -178,15 +178,15 @@ def make_group_table(
 def make_group_tables(
     rows: Sequence[Measurement], shares: ShareCalculator, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
-    """Yield a table for each group of rows that are ranked together, followed by lines about the group's failures. Then
-    yield a table of the reference rows that only CSV and JSON contain. (A run measures a reference repeatedly to see
-    how the speed of the device drifts.)
+    """Yield a table for each group of rows that are ranked together, and after each table lines about the failures in
+    the group. Last, yield a table of the reference rows, which only CSV and JSON show. (A run measures a reference
+    repeatedly to see how the speed of the device drifts.)
 
     By default, all rows of a regime and problem form one group. If the operation ranks each shape separately, each
     shape is a group, unless there are several shapes and ``top`` limits the rows.
 
     - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
-    - ``baseline``: the kernel that speed-ups refer to.
+    - ``baseline``: the kernel to which speed-ups are relative.
     """
     baselines = choose_baselines(rows, baseline)
 
@@ -240,9 +240,8 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
 
 
 def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
-    """Yield a table with the times of the forward pass, the backward pass and the optimizer, with a row for each
-    training step whose phases were measured, and a line that explains the columns. Yield nothing if no step has several
-    measured phases.
+    """Yield a table with the times of the forward pass, the backward pass and the optimizer, and a line that explains
+    the columns. Each training step has a row. Yield nothing if no step has several measured phases.
     """
     steps = group_pairs(
         ((row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step")), row)
@@ -277,7 +276,7 @@ def make_kernels_document(
     - ``summary``: the last record of the log, None if the run was killed.
     - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
     - ``confirmed_ceilings``: the ceilings that the run itself found.
-    - ``baseline``: the kernel that speed-ups refer to.
+    - ``baseline``: the kernel to which speed-ups are relative.
     """
     header, best, operation = shares.header, find_best_kernels(rows), find_operation_name(rows, shares.header)
     shown = [row for group in group_rows(rows).values() for row in group]

@@ -99,8 +99,8 @@ class RowPair:
 
     @property
     def has_known_intervals(self) -> bool:
-        """Whether the intervals of A and B are narrow enough for reports, which call wide intervals unknown."""
-        return all(side.interval is not None and side.interval.is_known for side in (self.a, self.b))
+        """Whether the intervals of A and of B are known (``ComparedRow.has_known_interval``)."""
+        return self.a.has_known_interval and self.b.has_known_interval
 
     @property
     def change(self) -> RowChange:

@@ -153,6 +153,8 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.decide_verdict(tolerance) == "UNDECIDED":
         if pair.interval.coverage < MIN_INTERVAL_COVERAGE:
             yield "the row has too few samples to decide"
+        elif pair.a.was_cpu_device_busy or pair.b.was_cpu_device_busy:
+            yield "other work used the CPU while A or B was measured: measure again on a quiet machine"
         elif not pair.has_known_intervals:
             yield "the interval of A or of B is unknown: 'mamf show' of both logs says why"
         elif pair.was_measured_too_briefly(tolerance):

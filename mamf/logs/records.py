@@ -196,7 +196,7 @@ class ResumeRecord(Struct, kw_only=True):
     notes: str | Missing = UNSET
 
 
-#: The struct that declares each record after the header, by the name of the record.
+#: Maps the name of each record, except the header, to the struct that declares it.
 STRUCT_BY_RECORD: Mapping[str, type] = {
     "measurement": MeasurementRecord,
     "ceiling": CeilingRecord,

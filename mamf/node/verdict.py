@@ -285,7 +285,7 @@ def _get_comparable_value(device: NodeDevice, figure: str) -> float | None:
 def find_worst_shortfall(
     device: NodeDevice, others: Sequence[NodeDevice], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
-    """Return the worst shortfall of ``device``, which has the highest ratio to its limit, or None if no shortfall
+    """Return the shortfall of ``device`` with the highest ratio of the shortfall to its limit, or None if no shortfall
     exceeds its limit. ``factors``: the factors by which to multiply the limits, by figure.
     """
     candidates = [

@@ -67,7 +67,7 @@ def _return_none_if_missing(method: Callable[..., Any]) -> Any:
 
 
 class VendorModule:
-    """The vendor's torch module, with functions of torch.accelerator in place of those that it lacks."""
+    """The vendor's torch module. If it lacks a function, the function of torch.accelerator takes its place."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type

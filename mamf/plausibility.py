@@ -1,9 +1,9 @@
 """Decide which samples and rows are plausible, from the device's peak rate and the clock that mamf read while it
 measured the row. Both the engine, for each new row, and ``mamf results check`` use these functions.
 
-A rate is the product of the share of the compute units' cycles that a kernel uses and the clock of these units:
-``rate = cycles used x compute units x FLOP per cycle x clock``. The share of cycles depends on the kernel only: it is
-equal in all regimes and for any data. The clock depends on how much power the kernel draws with this data.
+The rate of a kernel depends on the share of the compute units' cycles that it uses, and on the clock of these units:
+``rate = share of cycles x compute units x FLOP per cycle x clock``. The share of cycles depends on the kernel only: it
+is equal in all regimes and for any data. The clock depends on how much power the kernel draws with this data.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ class OverlapKind(RunKind):
 
 
 class RooflineKind(FindKind):
-    """The kind of run that old versions of ``mamf roofline`` wrote, with compute and bandwidth ceilings in one log. Now
+    """The kind of run of old versions of ``mamf roofline``, which wrote compute and bandwidth ceilings to one log. Now
     ``mamf roofline`` writes a separate log for each search.
     """
 

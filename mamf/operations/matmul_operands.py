@@ -224,8 +224,9 @@ def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_Sample
 def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Choose the operand, A or B, in which signs are flipped between launches.
 
-    Choose the smaller operand, because it is faster to change. If it has few rows, choose the larger one. Otherwise
-    only few elements would change, and a kernel could update its last result instead of computing a new one.
+    Choose the smaller operand, because it is faster to change. But if it has few rows, choose the larger operand, so
+    that many elements change. If few elements changed, a kernel could update its last result instead of computing a new
+    one.
     """
     smaller, larger = sorted((a, b), key=torch.Tensor.numel)
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger

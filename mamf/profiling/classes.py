@@ -4,10 +4,9 @@ An event is a kernel, a copy or an operation of torch. The operation that launch
 if no rule matches the operation, the kernel's name decides. The rules are in classes.csv. The pattern of a rule must
 match a whole name or whole words of a name.
 
-The time of a class in a training step is the length of the union of its events' intervals. Each instant counts for one
-class only, so the shares of all classes and of idle time add up to 1; sums of durations would count concurrent work
-twice. While events of several classes run, the time counts for the class that comes first in WORK_CLASSES.
-Communication is last in WORK_CLASSES, because it slows down a step only while no computation runs at the same time.
+Each instant of a training step counts for only one class, so the shares of all classes and of idle time add up to 1.
+While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. Communication is
+last in WORK_CLASSES, because it slows down a step only while no computation runs at the same time.
 """
 
 from __future__ import annotations

@@ -168,8 +168,8 @@ _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says which share of the
-# class's time the FLOP figures cover.
+# If operations without a FLOP formula take more than this share of a class's time, the report says for how much of the
+# time mamf counted FLOP.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
 #: A rank is a straggler if its step is longer than that of the fastest rank, and the difference is at least this share
 #: of its step. Time in which only communication runs does not count. On two H200, the step times of ranks with equal

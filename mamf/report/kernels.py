@@ -97,8 +97,9 @@ def find_best_kernels(rows: Iterable[Measurement]) -> list[BestKernel]:
 def make_best_kernel_table(
     best_kernels: Sequence[BestKernel], shares: ShareCalculator, top: int | None
 ) -> Table[BestKernel]:
-    """Return a table of the best kernel of each shape. ``best_kernels``: at least one. ``top``: the maximum number of
-    rows that the table shows to people; None for all.
+    """Return a table of the best kernel of each shape.
+
+    ``best_kernels``: must not be empty. ``top``: the maximum number of rows that people see; None for all.
     """
     names, shared = split_shared_parts([make_group_title(each.row) for each in best_kernels])
     name_by_id = dict(zip(map(id, best_kernels), names, strict=True))
@@ -207,9 +208,9 @@ def make_group_tables(
 _RowsByPhase = Mapping[str, Measurement]
 
 
-#: The phases from which the time of each part of a training step is computed: the time of the first phase, minus the
-#: time of the second phase if there are two. A run measures three phases, which all begin at the start of a step: the
-#: forward pass, the forward and backward passes, and the whole step.
+#: How the time of each part of a training step is computed: the time of the first phase minus the time of the second
+#: phase, if there is a second. A run measures three phases, which all begin at the start of a step: the forward pass,
+#: the forward and backward passes, and the whole step.
 _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("forward-backward", "forward"),

@@ -43,7 +43,7 @@ from mamf.plugins.discovery import (
     warn_if_plugin_broken,
 )
 
-# ``mamf verify`` draws random matmuls. A share of _LONG_K_SHARE have a small C and a long K. For such shapes, libraries
+# ``mamf verify`` draws random matmuls. The share _LONG_K_SHARE of them has a small C and a long K. Then libraries
 # divide K among compute units, and some libraries have bugs: cuBLAS 13.1.0 on Hopper omits the last 8 terms of a sum if
 # K is one of _KNOWN_FAULTY_K_SIZES. Two thirds of the long K are from this list. Other versions of cuBLAS have the bug
 # at other K: https://github.com/facebookexperimental/triton/pull/2767

@@ -1,9 +1,9 @@
 """Multiply matrices with mamf's own kernels in Triton and Gluon.
 
-Each dtype has a few promising configurations. Each configuration is a kernel, and mamf measures which one is fastest.
-Triton is installed with torch on NVIDIA, AMD and Intel. It is faster than the vendors' libraries for some problems,
-mainly int8 on Hopper. Gluon is part of Triton 3.6 and later. Unlike in Triton, a program in Gluon decides which warps
-load operands and which multiply them.
+Each dtype has a few promising configurations. mamf measures each of them as a separate kernel. Triton is installed with
+torch on NVIDIA, AMD and Intel. It is faster than the vendors' libraries for some problems, mainly int8 on Hopper. Gluon
+is part of Triton 3.6 and later. Unlike in Triton, a program in Gluon decides which warps load operands and which
+multiply them.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
 _TILE_ROWS_PER_GROUP = 8
 # The number of compute units to assume if a device does not report the number.
 _ASSUMED_COMPUTE_UNITS = 64
-# How many warps the persistent programs may have on one compute unit. 8 warps fill the registers of the unit: two
+# How many warps the persistent programs may have on one compute unit. Eight warps fill the registers of the unit: two
 # programs with tiles of 128 x 128 and 4 warps each, or one program with a tile of 128 x 256 and 8 warps.
 _MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT_BYTES = 16

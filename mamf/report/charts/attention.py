@@ -134,7 +134,8 @@ def make_attention_chart(
 
 
 def _make_bar_panel(panel: Panel) -> StackedPanel:
-    """Convert a panel whose lines have only one point each to a panel with one bar for each line, the highest first.
+    """Replace the lines of a panel, which have one point each, by bars, the highest first.
+
     The label of a bar contains its MAMFU (share of the highest measured matmul rate).
     """
     bars = []
@@ -196,8 +197,8 @@ def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
 
 
 def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """Return notes that name each ceiling (highest measured matmul rate) of which MAMFU is the share, and that explain
-    how the FLOP of attention are counted.
+    """Return notes that name the ceilings (highest measured matmul rates) from which MAMFU is computed, and that
+    explain how the FLOP of attention are counted.
     """
     ceilings_by_key = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [

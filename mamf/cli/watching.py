@@ -250,28 +250,34 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
             request_kill_when_parent_ends(parent_pid)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             return
-        exit_code = crash_state.log_crash_or_get_exit_code(_wait_for_child(child_pid))
+        child_exit_code, was_interrupted = _wait_for_child(child_pid)
+        if was_interrupted and child_exit_code < 0:  # A library that is interrupted during its import may crash.
+            os._exit(INTERRUPTED_EXIT_CODE)
+        exit_code = crash_state.log_crash_or_get_exit_code(child_exit_code)
         if exit_code is not None:
             os._exit(exit_code if exit_code >= 0 else 128 - exit_code)
         if signal.sigpending() & ENDING_SIGNALS:
             os._exit(INTERRUPTED_EXIT_CODE)
 
 
-def _wait_for_child(child_pid: int) -> int:
-    """Wait until the child ends, and return its exit code. Meanwhile forward signals that only the parent received.
+def _wait_for_child(child_pid: int) -> tuple[int, bool]:
+    """Wait until the child ends, and return its exit code and whether a signal asked the run to end. Meanwhile forward
+    signals that only the parent received.
 
     Other processes know only the parent, so they send signals only to the parent. A terminal that closes may also send
     SIGHUP only to the parent, because the parent may be the first process of the terminal's session.
     """
+    was_interrupted = False
     while True:
         signal_info = signal.sigwaitinfo(_HANDLED_SIGNALS)
         if signal_info.si_signo != signal.SIGCHLD:
+            was_interrupted = was_interrupted or signal_info.si_signo in ENDING_SIGNALS
             # Forward signals that another process sent. Do not forward Ctrl-C, because the terminal sends Ctrl-C to the
             # child too.
             if signal_info.si_code <= 0 or signal_info.si_signo == signal.SIGHUP:
                 os.kill(child_pid, signal_info.si_signo)
         elif (ended := os.waitpid(child_pid, os.WNOHANG))[0]:
-            return os.waitstatus_to_exitcode(ended[1])
+            return os.waitstatus_to_exitcode(ended[1]), was_interrupted
 
 
 def _append_log_line(log_path: Path, line: str) -> None:

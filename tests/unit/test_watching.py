@@ -238,6 +238,13 @@ def mask(process, name):
 
 
 @pytest.mark.emulated
+def test_a_crash_because_of_a_signal_is_an_interruption(tmp_path):
+    code, _, err = sweep(tmp_path, 256, 512, 1024, kernel="AbortedBySignal", prefix=())
+    assert (code, err) == (130, [])
+    log = read_run_log(tmp_path / "log.jsonl")
+    assert ([row.shape.m for row in log.measurements], log.tier) == ([256], "interrupted")
+
+
 def test_a_run_under_nohup_ignores_that_its_terminal_hangs_up(tmp_path):
     hangup, process = 1 << signal.SIGHUP - 1, waiting(tmp_path, "nohup")
     child = child_of(process)

@@ -67,7 +67,7 @@ def _return_none_if_missing(method: Callable[..., Any]) -> Any:
 
 
 class VendorModule:
-    """The vendor's torch module, with functions of torch.accelerator in place of those that it lacks."""
+    """The vendor's torch module. If it lacks a function, the function of torch.accelerator takes its place."""
 
     def __init__(self, device_type: str) -> None:
         self._device_type = device_type
@@ -242,8 +242,8 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         """Return how many seconds two marks (events, or readings of the host clock) add to the measured time of a
         launch.
 
-        For events, TorchBackend estimates this. For the host clock, return the median time between two marks with no
-        launch between them.
+        For events, AcceleratorBackend estimates the overhead. For the host clock, return the median time between two
+        marks with no launch between them.
         """
         if not self.reason_events_are_unusable:
             return super().estimate_timer_overhead()

@@ -29,7 +29,7 @@ class CudaBackend(MultiStreamBackend):
     name = "cuda"
     runtime = "cuda"
     device_type = "cuda"
-    # Use the default settings of measurements, because mamf.calibration chose them by tests on NVIDIA GPUs.
+    # The defaults of these traits were measured on an NVIDIA H100.
     burst_traits = BurstTraits()
     sustained_traits = SustainedTraits()
     has_graphs = True
@@ -131,8 +131,10 @@ class CudaBackend(MultiStreamBackend):
         return None
 
     def record_idle_mark(self, after: Any) -> Any | None:
-        """Record and return an event that completes when all work in all streams of the context has ended. Return None
-        if this fails, or if the device has already reached the earlier event ``after``.
+        """Record and return an event that completes when all work in all streams of the context has ended.
+
+        Return None if this fails. Also return None if the device has already reached the earlier event ``after``,
+        because the time between the two events would then depend on the host.
         """
         driver, context = _load_driver(), ctypes.c_void_p()
         if driver.cuCtxGetCurrent(ctypes.byref(context)) or not context:

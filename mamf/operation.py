@@ -460,8 +460,8 @@ def make_operation_plan(
     return Plan(kind, operation.name, tuple(problems), tuple(kernels), tuple(shapes), names, **plan_fields)
 
 
-# If all sizes of the largest allowed shape were equal, they would have a certain value. A random size is at most
-# _MAX_SIZE_RATIO times this value, and a multiple of one of _SIZE_MULTIPLES. Drawing stops after _MAX_DRAW_ATTEMPTS
+# Consider the shape with the maximum number of multiply-adds whose sizes are all equal. A random size is at most
+# _MAX_SIZE_RATIO times these sizes, and a multiple of one of _SIZE_MULTIPLES. Drawing stops after _MAX_DRAW_ATTEMPTS
 # failed attempts.
 _MAX_SIZE_RATIO, _SIZE_MULTIPLES, _MAX_DRAW_ATTEMPTS = 4, (1, 1, 8, 16, 64, 128), 1000
 

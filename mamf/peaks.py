@@ -32,13 +32,13 @@ UNKNOWN_CLOCK_HEADROOM = 1.25
 # Allow rates up to 1.02 times the peak if the datasheet gives a clock, because drivers report and set clocks in steps
 # of 15 MHz or more.
 _KNOWN_CLOCK_HEADROOM = 1.02
-# Allow rates up to 1.02 times the peak at the clock that was read during a measurement, and up to 1.10 times if the
-# clock may have fallen during it (see compute_max_flops_at_clock).
+# Allow rates up to 1.02 times the peak at the measured clock. If the clock may have fallen during the measurement,
+# allow up to 1.10 times this peak (see compute_max_flops_at_clock).
 READ_CLOCK_HEADROOM, FALLING_CLOCK_HEADROOM = 1.02, 1.10
 # If no float64 peak is listed, use the float32 peak as the upper limit, because no device is faster in float64.
 _BOUNDING_DTYPES = {"fp64": "fp32"}
-# A compute unit does a multiple of 16 FLOP per cycle. A number that is computed from a datasheet may differ by 0.5 %,
-# because datasheets round.
+# A compute unit does a multiple of 16 FLOP per cycle. A value that is computed from a datasheet may differ from the
+# right multiple by 0.5 %, because datasheets round.
 _FLOP_PER_CYCLE_MULTIPLE, _MAX_ROUNDING_ERROR = 16, 0.005
 # Upper limits for any CPU core: the FLOP per cycle, by dtype, and the clock. Two 512-bit FMA units do 32 FLOP per cycle
 # in float64 and 64 in float32. Matrix units (Intel's AMX and Apple's) do up to 256 in float32, 4096 in int8 and 2048 in
@@ -99,8 +99,9 @@ def _read_peak_rows() -> tuple[DatasheetRate, ...]:
 
 
 def find_datasheet_rate(device_name: str, dtype: str, compute_units: int | None = None) -> DatasheetRate | None:
-    """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
-    ``compute_units`` distinguishes device models that have the same name.
+    """Return the datasheet peak of a device for a dtype, or None if peaks.csv does not list it.
+
+    ``dtype``: mamf's name of the dtype. ``compute_units``: distinguishes device models that have the same name.
     """
     return _find_first_peak(_find_device_rows(device_name, compute_units), DTYPES[dtype].datasheet_dtype)
 
@@ -109,8 +110,8 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
     """Return the FLOP per cycle of one compute unit at a device's peak; None if the clock or the number of units is
     unknown.
 
-    Round the result to a multiple of 16, because compute units do a multiple of 16 FLOP per cycle, but datasheets round
-    the peak (989 for 989.4 TFLOPS).
+    A compute unit does a multiple of 16 FLOP per cycle, but datasheets round the peak (989 for 989.4 TFLOPS). So round
+    the result to a multiple of 16 if this changes it by at most 0.5 %.
     """
     if peak is None or not peak.clock_hz or not compute_units:
         return None
@@ -120,8 +121,9 @@ def compute_flop_per_cycle(peak: DatasheetRate | None, compute_units: int | None
 
 
 def find_peak_of_listed_device(device: str, dtype: str) -> DatasheetRate | None:
-    """Return the datasheet peak of a device for a dtype (by mamf's name), or None if peaks.csv does not list it.
-    ``device``: the name of the device in peaks.csv.
+    """Return the datasheet peak of a device for a dtype, or None if peaks.csv does not list it.
+
+    ``device``: the name of the device in peaks.csv. ``dtype``: mamf's name of the dtype.
     """
     return _find_first_peak((row for row in _read_peak_rows() if row.device == device), DTYPES[dtype].datasheet_dtype)
 
@@ -143,8 +145,8 @@ def find_datasheet_bandwidth(
 
 @functools.lru_cache(64)  # All rows of a log usually come from one device.
 def _find_device_rows(device_name: str, compute_units: int | None) -> tuple[DatasheetRate, ...]:
-    """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return no
-    rows for a shared card, because all figures are those of whole cards.
+    """Return the rows of the first device in peaks.csv whose pattern and number of compute units match. Return no rows
+    if the card is shared (see parse_sharing_ways), because all figures are those of whole cards.
     """
     if parse_sharing_ways(device_name):
         return ()
@@ -175,15 +177,17 @@ def compute_max_flops(info: DeviceInfo, dtype: str) -> float | None:
 def compute_max_flops_at_clock(
     info: DeviceInfo, dtype: str, clock_hz: float, *, may_clock_fall: bool = False
 ) -> float | None:
-    """Return the FLOP/s that no row on the device can exceed at ``clock_hz``, the median clock that was read during the
-    row; None if no verified peak with a clock is listed. ``may_clock_fall``: whether the clock may have fallen during
-    the row, as it does in a burst at the power limit.
+    """Return the FLOP/s that a measurement on the device cannot exceed at the clock ``clock_hz``. Return None if no
+    verified peak with a clock is listed.
 
-    The headroom is based on 31,256 rows in ``results/``. All but two reach at most 99.7 % of the peak at the clock that
-    was read. Clocks are read in steps of less than 2 %, so READ_CLOCK_HEADROOM is 1.02. The other two rows are float64
-    bursts of an H100 at its power limit, which exceed the peak by 2.1 and 5.1 %. The clock fell during these bursts, so
-    the median reading is lower than the clock of most launches. FALLING_CLOCK_HEADROOM allows about twice the larger
-    excess.
+    - ``clock_hz``: the median of the clocks that mamf read during the measurement.
+    - ``may_clock_fall``: whether the clock may have fallen during the measurement, as in a burst at the power limit.
+
+    The headroom is based on 31,256 rows in ``results/``. All but two of them reach at most 99.7 % of the peak at
+    ``clock_hz``. Clocks are read in steps of less than 2 %, so READ_CLOCK_HEADROOM is 1.02. The other two rows are
+    float64 bursts of an H100 at its power limit, which exceed the peak by 2.1 and 5.1 %. The clock fell during these
+    bursts, so the median reading is lower than the clock of most launches. FALLING_CLOCK_HEADROOM allows about twice
+    the larger excess.
     """
     peak = _find_bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
@@ -206,9 +210,10 @@ def find_device_by_misspelled_name(device_name: str) -> str | None:
 
 
 def find_device_by_name(device_name: str, *, must_name_suffice: bool = False) -> str | None:
-    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated spaces; None if no
-    pattern matches, or for a shared card. ``must_name_suffice``: ignore devices for which mamf needs the number of
-    compute units too, because other devices have the same name.
+    """Return the first device of peaks.csv whose pattern matches a name, ignoring case and repeated spaces. Return None
+    if no pattern matches, or if the card is shared.
+
+    ``must_name_suffice``: ignore devices whose name is ambiguous without the number of compute units.
     """
     spaced_name = " ".join(device_name.split())
     rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
@@ -324,9 +329,9 @@ def _split_name_into_words(name: str) -> frozenset[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ContributedRate(Rate):
-    """The highest confirmed ceiling (highest measured rate) in results/ for a device model, a dtype and a regime, which
-    is a way of measuring such as ``burst``.
+    """The highest confirmed ceiling (highest measured rate) in results/ for a device model, a dtype and a regime.
 
+    - ``regime``: the way in which mamf loaded the device, such as ``burst``.
     - ``interval``: the confidence interval of the rate, in TFLOPS.
     - ``compute_units``, ``power_limit_watts``: properties of the device; None if the vendor's libraries did not report
       them.

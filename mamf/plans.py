@@ -24,8 +24,8 @@ from mamf.statistics import FigureUncertainty, Interval
 BURST, SUSTAINED, CLASSIC = "burst", "sustained", "classic"
 #: Seconds of warm-up in the regime classic, as in mamf-finder, the predecessor of mamf.
 CLASSIC_WARMUP_SECONDS = 30.0
-#: Regimes that check results instead of measuring rates. SPACED rests before each launch. LOADED launches back to back,
-#: so that the device runs at its power limit.
+#: Regimes that check results instead of measuring rates. In SPACED, the device rests before each launch. In LOADED,
+#: launches follow one another without pauses, so that the device runs at its power limit.
 SPACED, LOADED = CHECKING_REGIMES = ("spaced", "loaded")
 REGIME_NAMES = (BURST, SUSTAINED, CLASSIC, *CHECKING_REGIMES)
 #: For each regime, the statistic of a row's samples that mamf uses to rank the row.
@@ -69,8 +69,8 @@ SHUFFLED_ORDER, GIVEN_ORDER = ORDER_CHOICES = ("shuffled", "given")
 DEFAULT_BUDGET_SECONDS = 57.0
 #: How many seconds a search for the ceilings of one dtype takes with --quick.
 QUICK_BUDGET_SECONDS = 13.2
-#: The seconds for which ``mamf node`` measures each device separately. The search for the ceiling gets half of this
-#: time. This is more than QUICK_BUDGET_SECONDS, because searches are slower while all devices share the host.
+#: How many seconds ``mamf node`` measures each device separately. The search for the ceiling gets half of this time,
+#: which is more than QUICK_BUDGET_SECONDS, because searches are slower while all devices share the host.
 NODE_BUDGET_SECONDS = 48.0
 #: The default of --budget, in seconds, for ``mamf verify``. Including the time to open the device, the command takes a
 #: minute.
@@ -101,8 +101,8 @@ class RowKey(NamedTuple):
 class SweepOptions:
     """The options of a sweep.
 
-    - ``reference``: a shape that is measured again after every ``reference_every`` rows to show the drift of the
-      device, and on each device of a shared run to compare the devices.
+    - ``reference``: a shape that the run measures again after every ``reference_every`` rows, to show the drift of the
+      device. If several devices share the run, each of them measures this shape, to compare the devices.
     - ``warmup_launches``, ``timed_launches``: the numbers of launches before and in the timed loop of the regime
       classic.
     - ``ranks``: the number of processes that divide the shapes among themselves; 0 if one process measures all shapes.
@@ -149,8 +149,8 @@ class Claim:
       from a text, the interval is the range of numbers that round to this rate.
     - ``error``: how much the rate differs between runs; None if unknown.
     - ``clock_hz``: the clock that was read during the measurement.
-    - ``cycles_used``: only if the rate was measured on another card: the share of the compute units' cycles that the
-      kernel used there (see mamf.plausibility). mamf compares this share instead of the rate.
+    - ``cycles_used``: if the rate was measured on another card, the share of the compute units' cycles that the kernel
+      used there (see mamf.plausibility). mamf then compares this share instead of the rate. None in all other cases.
 
     Raises UsageError for an unknown regime or an invalid interval.
     """
@@ -179,7 +179,8 @@ class ReproduceOptions:
 
     - ``source``: the log or table that states the claims.
     - ``recorded``: the device and the software that the source states, as pairs of name and value.
-    - ``chosen_from``: the number of rates of which the claims are the fastest; 1 for ceilings and for rates in a text.
+    - ``chosen_from``: the claims are the fastest of this many rates of the source; 1 for ceilings and for rates in a
+      text.
     - ``tolerance``: the relative difference up to which two rates count as equal.
     """
 
@@ -216,9 +217,9 @@ class Plan:
     - ``precision``: mamf measures a row until half the width of its 95 % interval is at most this share of the rate.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
-    - ``clock``: the rows whose true clock is measured, one of CLOCK_CHOICES.
-    - ``layers``: the label of each shape of a preset.
-    - ``searches``: the searches for ceilings with which the run begins, as plans of the kind FIND.
+    - ``clock``: for which rows mamf measures the true clock of the compute units, one of CLOCK_CHOICES.
+    - ``layers``: for the shapes of a preset, a label of each shape, such as the name of a layer.
+    - ``searches``: the searches for ceilings that run first, as plans of the kind FIND.
     - ``options``: the options that only this kind of run has: SweepOptions, SearchOptions, GuardOptions,
       ReproduceOptions or VerifyOptions.
     """
@@ -306,8 +307,8 @@ class Plan:
         return replace(self, options=replace(self.options, reference=reference, rank=rank, ranks=ranks))
 
     def list_row_keys(self, excluded: Collection[RowKey] = ()) -> list[RowKey]:
-        """List the keys (regime, problem, shape and kernel) of the plan's rows that are not in ``excluded``. The keys
-        of one shape with different kernels follow each other.
+        """List the keys (regime, problem, shape and kernel) of the plan's rows that are not in ``excluded``. Keys that
+        differ only in the kernel follow one another.
 
         If the run later confirms the best rows, list only the keys in the first regime. A run of ``mamf explain``
         measures the regime sustained on its first problem only.

@@ -1,9 +1,9 @@
 """Decide which samples and rows are plausible, from the device's peak rate and the clock that mamf read while it
 measured the row. Both the engine, for each new row, and ``mamf results check`` use these functions.
 
-A rate is the product of the share of the compute units' cycles that a kernel uses and the clock of these units:
-``rate = cycles used x compute units x FLOP per cycle x clock``. The share of cycles depends on the kernel only: it is
-equal in all regimes and for any data. The clock depends on how much power the kernel draws with this data.
+The rate of a kernel depends on the share of the compute units' cycles that it uses, and on the clock of these units:
+``rate = share of cycles x compute units x FLOP per cycle x clock``. The share of cycles depends on the kernel only: it
+is equal in all regimes and for any data. The clock depends on how much power the kernel draws with this data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mamf.measurement import TERA, Measurement
 from mamf.peaks import compute_flop_per_cycle, compute_max_flops_at_clock, find_datasheet_rate
 from mamf.plans import BURST, CLASSIC
 
-#: If more than this share of a row's samples is faster than the device can be, mamf discards all samples of the row.
+#: If more than this share of the samples of a row are faster than the device can be, mamf discards all samples of the
+#: row.
 MAX_IMPOSSIBLE_SAMPLE_SHARE = 0.1
 # On a device without a known peak, samples that are this many times shorter than the median are suspect. A timer that
 # misses a launch reports such a short time.
@@ -69,8 +70,8 @@ def _explain_rate_above_clock_limit(row: Measurement, info: DeviceInfo) -> str |
     clock is not known well enough.
 
     The clock is not known well enough in two cases. In the regime classic, mamf reads the clock only outside the loop
-    of launches. On a device that is throttled for a reason other than power, the clock changes faster than mamf reads
-    it, so all readings may be of the lower clock.
+    of launches. If the device is throttled for a reason other than power, the clock changes faster than mamf reads it,
+    so mamf may miss the higher clocks.
     """
     conditions, dtype = row.conditions, row.problem.dtype
     # Use the lower one of the two clocks. In the burst regime, the true clock of the compute units is far below the
@@ -148,10 +149,10 @@ def compute_theoretical_flops(info: DeviceInfo, dtype: str, clock_hz: float | No
 
 
 def compute_used_cycle_share(rate: float, info: DeviceInfo, dtype: str, clock_hz: float | None) -> float | None:
-    """Return the share of all compute units' cycles that a ``rate`` in FLOP/s needs at the clock ``clock_hz``, or None
-    if the clock, the number of units or their FLOP per cycle is unknown.
+    """Return the share of the compute units' cycles that the device uses if it reaches ``rate`` FLOP/s at ``clock_hz``.
+    Return None if the clock, the number of units or their FLOP per cycle is unknown.
 
-    Compute units that a launch leaves idle count too, as unused cycles.
+    The cycles of idle compute units count as unused.
     """
     theoretical_flops = compute_theoretical_flops(info, dtype, clock_hz)
     return rate / theoretical_flops if theoretical_flops else None

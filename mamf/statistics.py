@@ -10,8 +10,10 @@ not independent, so the interval uses batch means (Law, Simulation Modeling and 
 
 Both intervals describe a single visit (one measurement of one kernel and shape), but repeated visits differ by more.
 ``compute_repeat_interval`` computes the interval that mamf prints: a 95 % prediction interval for one more run. It adds
-the variance between runs from ``Repeatability``, which is calibrated on pairs of runs (tools/coverage.py). The maximum
-of noisy samples is biased upward, more so with more samples, so mamf reports it but never uses it as a ceiling.
+the variance between runs from ``Repeatability``, which is calibrated on pairs of runs (tools/coverage.py).
+
+mamf reports the maximum of the samples, but never uses it as a ceiling. The maximum of noisy samples is too high, and
+it becomes higher with more samples.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ _MAX_BATCHES = 5
 # The maximum logarithm of a ratio. Without this maximum, a log that contains an extremely wide interval could make
 # math.exp overflow, which happens at 710.
 _MAX_LOG_RATIO = 700.0
-# With a probability of 95 %, the figures of two runs differ by at most this many standard deviations of one run's
-# figure (2.77).
+# With a probability of 95 %, the figures of two runs differ by at most 2.77 times the standard deviation of one run's
+# figure.
 _REPEAT_HALF_WIDTH = math.sqrt(2) * _stdlib.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 _MAX_CELSIUS = 200
 # A run counts as cold if its device is this much colder than usual. In results/, 5 % of the burst runs and 2 % of
@@ -37,8 +39,8 @@ _MAX_CELSIUS = 200
 _COLD_DIFFERENCE_CELSIUS = 5.0
 # With this many degrees of freedom, the interval of Student's t is at most 0.6 % wider than the normal distribution's.
 _NORMAL_DEGREES_OF_FREEDOM = 200
-# Samples count as alternating between two levels only if there are at least _MIN_LEVEL_SAMPLES samples, the levels
-# leave at most _MAX_UNEXPLAINED_SHARE of the variance unexplained, and the levels differ by at least _MIN_RELATIVE_GAP.
+# Samples count as alternating between two levels only if there are at least _MIN_LEVEL_SAMPLES samples. The levels must
+# differ by at least _MIN_RELATIVE_GAP, and leave at most _MAX_UNEXPLAINED_SHARE of the variance unexplained.
 _MIN_LEVEL_SAMPLES, _MAX_UNEXPLAINED_SHARE, _MIN_RELATIVE_GAP = 10, 0.15, 0.01
 # The maximum ratio of the ends of a useful interval. An interval of -50 % to +50 % has a ratio of 1.5 / 0.5.
 _MAX_USEFUL_RATIO = 3.0
@@ -112,9 +114,11 @@ class Repeatability:
 
 @dataclass(frozen=True)
 class FigureUncertainty:
-    """The error of one run's figure (mean or median seconds per launch), as relative standard deviations. ``common``:
-    the part of the error that is the same in all rows of the run. ``own``: the part that differs independently between
-    rows. ``degrees``: the degrees of freedom for Student's t.
+    """The error of one run's figure (mean or median seconds per launch).
+
+    - ``common``: the relative standard deviation of the part of the error that is the same in all rows of the run.
+    - ``own``: the relative standard deviation of the part that differs independently between rows.
+    - ``degrees``: the degrees of freedom for Student's t.
     """
 
     common: float
@@ -293,8 +297,9 @@ def widen_interval(interval: Interval, figure: float, half_width: float) -> Inte
 
 @functools.cache
 def compute_student_t_quantile(degrees: int, confidence: float = CONFIDENCE) -> float:
-    """Return the half-width, in standard errors, of the central interval that covers the share ``confidence`` of
-    Student's t distribution with this many degrees of freedom.
+    """Return the t for which a value from Student's t distribution is between -t and t with probability ``confidence``.
+
+    ``degrees``: the degrees of freedom of the distribution.
     """
     low, high = 0.0, 1e4
     while high - low > 1e-9 * (1 + low):

@@ -181,6 +181,15 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_top(text: str) -> int | None:
+    """Parse the number of rows that a table shows; ``all`` means None, no limit. Raises UsageError for other text."""
+    if text == "all":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise UsageError(f"{shorten_value(text)!r} is not a number of rows: write a whole number or 'all'")
+    return parse_digits(text)
+
+
 def parse_amount(text: str) -> float:
     """Parse a number above 0, such as ``1.6e10``. Raises UsageError for any other text."""
     try:
@@ -326,7 +335,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--top": SharedOption(
         "number of rows to print per table, best first, or 'all'",
         "10",
-        {"type": lambda text: None if text == "all" else parse_index(text), "default": 10, "metavar": "N"},
+        {"type": parse_top, "default": 10, "metavar": "N"},
     ),
     "--wide": SharedOption("print all columns, even if the terminal is too narrow", "", _SWITCH_KEYWORDS),
 }

@@ -68,7 +68,7 @@ def convert_ceiling_to_flops(ceiling: Any) -> float:
     """Return a ceiling in FLOP/s as a number. ``ceiling``: a number in FLOP/s, or a Rate in TFLOPS.
 
     Raises UsageError for any other value, for a Rate in another unit, and for a Rate whose interval is unknown because
-    it was measured too noisily.
+    the measurement was too noisy.
     """
     if isinstance(ceiling, Rate):
         if ceiling.unit != "TFLOPS":

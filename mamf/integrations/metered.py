@@ -117,7 +117,7 @@ class MeteredTraining:
         self.options, self._tokens_and_samples, self.meter = options, user_counts, Meter(**options)
         self._formula: ModelFlops | None = None
         self._counter: StepFlopCounter | None = None
-        #: For each step that torch counted: the step's FLOP per token, by its mean sequence length.
+        #: Maps the mean sequence length of each step that torch counted to the step's FLOP per token.
         self._counted_flop_per_token: dict[float, float] = {}
         #: The batch of each forward and backward pass that has run so far in the current step.
         self._batches: list[BatchSizes] = []

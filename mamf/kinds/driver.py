@@ -60,8 +60,8 @@ class Run(RunSetup):
     - ``command``, ``notes``: texts that are written to the header of the log.
     - ``check_results``: the results of the checks that mamf made while it opened the device.
     - ``skipped_checks``: the names of machine checks whose results do not matter for this run.
-    - ``shield_from_signals``: a function that makes a context inside which no signal, such as Ctrl-C, raises an
-      exception; the default lets a signal end the run at any line of code, as Python does.
+    - ``shield_from_signals``: a function that makes a context manager. While it is active, no signal, such as Ctrl-C,
+      raises an exception. By default, a signal may end the run at any line of code, as usual in Python.
     - ``check_signals``: a function that raises KeyboardInterrupt if a signal has arrived since the run started.
     - ``on_device_lost``: a function that mamf calls with the row of a failed launch if the launch made the device
       unusable.

@@ -181,8 +181,8 @@ class SweepKind(RunKind):
 
 
 class FindKind(RunKind):
-    """A kind of run that confirms ceilings. It searches a grid of shapes or, if the user gives shapes, measures all of
-    them once and the fastest of them again.
+    """A kind of run that confirms ceilings. It searches a grid of matmul shapes. For other operations, it measures each
+    planned shape once, and then the fastest ones repeatedly.
     """
 
     name = FIND

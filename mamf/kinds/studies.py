@@ -125,7 +125,7 @@ class OverlapKind(RunKind):
 
 
 class RooflineKind(FindKind):
-    """The kind of run that old versions of ``mamf roofline`` wrote, with compute and bandwidth ceilings in one log. Now
+    """The kind of run of old versions of ``mamf roofline``, which wrote compute and bandwidth ceilings to one log. Now
     ``mamf roofline`` writes a separate log for each search.
     """
 
@@ -188,7 +188,7 @@ class ReproduceKind(RunKind):
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options
-        judged_claims = judge_claims(options, log.measurements)
+        judged_claims = judge_claims(options, log.measurements, log.header)
         differences = find_setup_differences(options, judged_claims, log.header)
         data = {
             "header": log.header,
@@ -263,6 +263,8 @@ def _yield_claim_remarks(judged_claim: JudgedClaim) -> Iterator[str]:
             "the claim has no samples: mamf uses its rounding error as its interval, and assumes that it scatters "
             "as much as the measurement here"
         )
+    if judged_claim.measured_row and judged_claim.measured_row.was_cpu_device_busy:
+        yield "undecided, because other work used the CPU: measure again on a quiet machine"
     if any(judged_claim.used_cycle_shares):
         yield "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates"
     yield (

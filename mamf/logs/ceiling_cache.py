@@ -105,9 +105,8 @@ def _rank_for_cache(ceiling: Ceiling, was_busy: bool = False) -> tuple[bool, boo
     """Return the rank of a ceiling. Of two ceilings that would have the same file in the cache, mamf keeps the one with
     the higher rank. ``was_busy``: whether other work used the machine during the search.
 
-    A ceiling with a known interval ranks above one with an unknown interval. If this does not decide, a ceiling from a
-    quiet machine ranks above one from a busy machine, then one from a complete search above one from an interrupted
-    search. Otherwise the newer ceiling ranks higher.
+    These criteria decide, the first one first: a ceiling ranks higher if its interval is known, if no other work used
+    the machine, if its search was complete, and if it is newer.
     """
     return ceiling.interval.is_known, not was_busy, ceiling.tier == "complete", ceiling.date
 

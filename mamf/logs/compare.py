@@ -62,7 +62,7 @@ from mamf.statistics import CONFIDENCE, Interval, compute_student_t_quantile
 RowVerdict = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
 ROW_VERDICTS: tuple[RowVerdict, ...] = get_args(RowVerdict)
 # The verdict is UNDECIDED if the probability that both intervals contain the true rates may be below this value. With
-# three samples, an interval contains the true rate with probability 0.75, and both do with at least 0.75 + 0.75 - 1.
+# three samples, an interval contains the true rate with a probability of 0.75. Both do with at least 0.75 + 0.75 - 1.
 MIN_INTERVAL_COVERAGE = 0.5
 # A comparison of two rows uses a 95 % interval of each rate. The probability that both intervals contain the true rates
 # is at least 1 - 0.05 - 0.05 = 0.9. Subtract a small number to allow for rounding errors.
@@ -99,8 +99,8 @@ class RowPair:
 
     @property
     def has_known_intervals(self) -> bool:
-        """Whether the intervals of A and B are narrow enough for reports, which call wide intervals unknown."""
-        return all(side.interval is not None and side.interval.is_known for side in (self.a, self.b))
+        """Whether the intervals of A and of B are known (``ComparedRow.has_known_interval``)."""
+        return self.a.has_known_interval and self.b.has_known_interval
 
     @property
     def change(self) -> RowChange:

@@ -30,6 +30,7 @@ from mamf.ceilings.ceiling import (
 )
 from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog, compute_device_speeds, get_speed_context
+from mamf.machine.environment import was_cpu_device_busy
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.attention.operation import AttentionProblem
 from mamf.operations.unknown import get_operation
@@ -133,6 +134,7 @@ class ComparedRow:
     - ``device``: UUID or index of the device; empty for the first device of the run.
     - ``device_speed``: the speed of this device relative to the first device; None if it is unknown.
     - ``device_speed_half_width``: half the width of the interval of this speed, as a share.
+    - ``was_cpu_device_busy``: whether the device was a CPU that other work used too.
     """
 
     pairing_fields: PairingFields
@@ -154,6 +156,12 @@ class ComparedRow:
     speed_loss_per_degree: float = 0.0
     used_cycle_share: float | None = None
     cycles_error: FigureUncertainty | None = None
+    was_cpu_device_busy: bool = False
+
+    @property
+    def has_known_interval(self) -> bool:
+        """Whether the interval is narrow enough to be useful, and the machine was quiet enough to trust it."""
+        return self.interval is not None and self.interval.is_known and not self.was_cpu_device_busy
 
     @property
     def pairing_key(self) -> object:
@@ -219,6 +227,11 @@ def list_compared_rows(log: RunLog, as_ceilings: bool = False) -> list[ComparedR
     ``as_ceilings``: whether to return the ceilings in a log of ``mamf find`` instead of its confirmed candidates. Two
     logs of ``mamf find`` are compared by their ceilings.
     """
+    rows = _list_rows_of_log(log, as_ceilings)
+    return [replace(row, was_cpu_device_busy=True) for row in rows] if was_cpu_device_busy(log.header) else rows
+
+
+def _list_rows_of_log(log: RunLog, as_ceilings: bool) -> list[ComparedRow]:
     rows = [row for row in log.measurements if not row.is_reference]
     plan = log.plan
     if log.part_logs and is_search_log(log):
@@ -383,6 +396,7 @@ def _average_compared_row(rows: Sequence[ComparedRow], count: int) -> ComparedRo
         ),
         error=replace(errors[0], own=math.hypot(*(error.own for error in errors)) / count),
         run_rates=rates,
+        was_cpu_device_busy=any(row.was_cpu_device_busy for row in rows),
         celsius=compute_median_ignoring_none(row.celsius for row in rows),
         used_cycle_share=compute_median_ignoring_none(row.used_cycle_share for row in rows),
     )

@@ -44,6 +44,7 @@ from mamf.logs.compared_rows import (
 )
 from mamf.logs.records import FieldValues
 from mamf.logs.run_log import RunLog
+from mamf.machine.environment import was_cpu_device_busy
 from mamf.measurement import Measurement, group_pairs
 from mamf.plans import COMMON_REGIMES, Claim, ReproduceOptions
 
@@ -300,16 +301,25 @@ class JudgedClaim:
         return self.pair is not None and self.claim.interval.is_known and self.pair.is_regression(self.tolerance)
 
 
-def judge_claims(options: ReproduceOptions, rows: Sequence[Measurement]) -> list[JudgedClaim]:
-    """Judge each claim, in the order of ``options.claims``. ``rows``: the rows that the run has measured so far."""
+def judge_claims(
+    options: ReproduceOptions, rows: Sequence[Measurement], header: Mapping[str, Any] | None = None
+) -> list[JudgedClaim]:
+    """Judge each claim, in the order of ``options.claims``. ``rows``: the rows that the run has measured so far.
+    ``header``: the header of the run's log; it says whether other work used the CPU.
+    """
+    is_busy = header is not None and was_cpu_device_busy(header)
     return [
-        _judge_claim(options, claim, [row for row in rows if row.phase == CONFIRM_PHASE and row.key == claim.step])
+        _judge_claim(
+            options, claim, [row for row in rows if row.phase == CONFIRM_PHASE and row.key == claim.step], is_busy
+        )
         for claim in options.claims
     ]
 
 
-def _judge_claim(options: ReproduceOptions, claim: Claim, measurements: Sequence[Measurement]) -> JudgedClaim:
-    here = combine_measurements(measurements) if measurements else None
+def _judge_claim(
+    options: ReproduceOptions, claim: Claim, measurements: Sequence[Measurement], is_busy: bool
+) -> JudgedClaim:
+    here = replace(combine_measurements(measurements), was_cpu_device_busy=is_busy) if measurements else None
     judged = JudgedClaim(claim, options.tolerance, here)
     if here is None or here.rate is None:
         return judged

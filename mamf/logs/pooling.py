@@ -55,7 +55,9 @@ class PooledRows(NamedTuple):
         return self.interval.high < 1 and self.ratio < 1 - POOLED_TOLERANCE_SHARE * tolerance
 
     def compute_smallest_detectable_loss(self, tolerance: float) -> float:
-        """Compute the smallest uniform loss of speed, as a share, that is detected with a probability of 95 %."""
+        """Suppose that all rows lose the same share of their speed. Compute the smallest share that is detected with a
+        probability of 95 %.
+        """
         needed = min(1 - POOLED_TOLERANCE_SHARE * tolerance, self.ratio / self.interval.high)
         return 1 - needed * math.exp(-compute_student_t_quantile(self.degrees_of_freedom, 0.9) * self.deviation)
 

@@ -56,7 +56,7 @@ class TraitsRecord(Struct, kw_only=True):
     cache_bytes: Int64 | None
 
 
-#: The class of the options in a plan, by kind of run. Kinds that are not listed have no options.
+#: Maps a kind of run to the class of the options in its plans. Kinds that are not listed have no options.
 OPTIONS_CLASS_BY_KIND: Mapping[str, type] = {
     SWEEP: SweepOptions,
     FIND: SearchOptions,

@@ -196,7 +196,7 @@ class ResumeRecord(Struct, kw_only=True):
     notes: str | Missing = UNSET
 
 
-#: The struct that declares each record after the header, by the name of the record.
+#: Maps the name of each record, except the header, to the struct that declares it.
 STRUCT_BY_RECORD: Mapping[str, type] = {
     "measurement": MeasurementRecord,
     "ceiling": CeilingRecord,
@@ -409,7 +409,7 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
 
 
 def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
-    """Return the JSON values of the record of a ceiling, one that the run did not measure."""
+    """Return the JSON values of the record of a known ceiling, which the run did not measure."""
     return {
         "dtype": rate.dtype,
         "regime": rate.regime,
@@ -420,7 +420,7 @@ def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:
 
 
 def read_known_ceiling_record(record: Mapping[str, Any], device: str = "") -> Rate:
-    """Read a ceiling, one that the run did not measure, from the JSON values of its record.
+    """Read a known ceiling, which the run did not measure, from the JSON values of its record.
 
     Raises ValueError if the values are not a ceiling.
     """

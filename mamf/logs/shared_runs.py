@@ -183,8 +183,8 @@ def _summarize_run(logs: Sequence[RunLog], plan: Plan, rows: Sequence[Measuremen
 def divide_missing_shapes(folder: Path, logs: dict[int, list[RunLog]], remaining_devices: Sequence[int]) -> None:
     """Divide the shapes that failed devices did not measure among the remaining devices.
 
-    Starts a new log for each remaining device that gets some of these shapes, and adds this log to ``logs``, which has
-    the logs of each device.
+    Starts a new log for each remaining device that gets some of these shapes. ``logs``: the logs of each device, to
+    which this function adds the new logs.
     """
     every = [log for each in logs.values() for log in each if log.plan.is_shared]
     owned = {

@@ -87,7 +87,8 @@ _MIN_BUSY_HOST_PERCENT, _MIN_BUSY_DEVICE_PERCENT = 50.0, 20.0
 # The CPU load is only computed for runs of at least this many seconds, because a shorter mean says little.
 _MIN_SECONDS_TO_COMPUTE_LOAD = 5.0
 # The names of the checks that warn if other work uses the CPU or the device.
-_LOAD_CHECKS = ("cpu load", "host load", "other processes")
+_CPU_LOAD_CHECK = "cpu load"
+_LOAD_CHECKS = (_CPU_LOAD_CHECK, "host load", "other processes")
 # The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
@@ -173,7 +174,7 @@ def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse
         return []
     return [
         CheckResult(
-            "host load" if backend.is_accelerator else "cpu load",
+            "host load" if backend.is_accelerator else _CPU_LOAD_CHECK,
             "warning",
             f"other processes used {busy_percent:.0f} % of the CPU during the run",
             "rates are lower and less repeatable than on a quiet machine",
@@ -204,6 +205,14 @@ def list_logged_warnings(header: Mapping[str, Any], load_only: bool = False) -> 
     label = f"{_VERDICT_LABELS['warning']} "
     warnings = [text.partition(";")[0] for text in header.get("findings", ()) if text.startswith(label)]
     return [text for text in warnings if not load_only or text.removeprefix(label).startswith(_LOAD_CHECKS)]
+
+
+def was_cpu_device_busy(header: Mapping[str, Any]) -> bool:
+    """Return whether the device of a run was a CPU that other work used too. Its rates may then be wrong by a factor of
+    10, because the scheduler of the operating system interrupts launches.
+    """
+    label = f"{_VERDICT_LABELS['warning']} {_CPU_LOAD_CHECK}"
+    return any(text.startswith(label) for text in list_logged_warnings(header, load_only=True))
 
 
 @contextmanager

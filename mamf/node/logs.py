@@ -272,7 +272,7 @@ def _yield_faults(part: str, log: RunLog) -> Iterable[str]:
 
     A wrong result of the default kernel is a fault, and in verification a wrong result of any kernel. A shape that no
     kernel could run is a fault too. But in a search (``find``) and in verification, some measurements fail even on
-    healthy devices, so there it is a fault only if every measurement failed.
+    healthy devices. There, failed measurements are a fault only if all measurements failed.
     """
     default = log.header["kernel"].split()[0]
     for row in log.measurements:

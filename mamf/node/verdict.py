@@ -194,8 +194,8 @@ def judge_devices(
     """Decide whether devices are slow or faulty: find the problems of each device, and compare devices of one model
     with one another and with the baseline.
 
-    ``must_match_baseline``: whether a missing baseline is a finding: the baseline has no card with the model and data
-    type of a device.
+    ``must_match_baseline``: whether it is a finding if the baseline has no card with the model and data type of a
+    device.
     """
     findings = [finding for device in devices for finding in _yield_standalone_findings(device)]
     is_compared = False
@@ -285,7 +285,7 @@ def _get_comparable_value(device: NodeDevice, figure: str) -> float | None:
 def find_worst_shortfall(
     device: NodeDevice, others: Sequence[NodeDevice], factors: Mapping[str, float] = MappingProxyType({})
 ) -> Shortfall | None:
-    """Return the worst shortfall of ``device``, which has the highest ratio to its limit, or None if no shortfall
+    """Return the shortfall of ``device`` with the highest ratio of the shortfall to its limit, or None if no shortfall
     exceeds its limit. ``factors``: the factors by which to multiply the limits, by figure.
     """
     candidates = [

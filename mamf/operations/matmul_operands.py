@@ -47,14 +47,15 @@ from mamf.torch_backend import get_torch_dtype
 #: Texts in the errors that libraries raise if they do not support the operands: cuBLAS and hipBLAS if they have no
 #: algorithm for a shape or layout, and oneDNN if it does not support a dtype.
 _UNSUPPORTED_ERROR_TEXTS = ("STATUS_NOT_SUPPORTED", "itensor_view_from_dense expects")
-# A quick check compares entries in _SAMPLED_INDEX_COUNT rows and columns of C, for _SAMPLED_MATMUL_COUNT matmuls of a
-# launch. The check must be short, because mamf runs it between two series of timed launches.
+# A quick check verifies only some entries of C: those where _SAMPLED_INDEX_COUNT rows and as many columns meet, in
+# _SAMPLED_MATMUL_COUNT matmuls of a launch. The check must be short, because mamf runs it between two series of timed
+# launches.
 _SAMPLED_INDEX_COUNT, _SAMPLED_MATMUL_COUNT = 16, 4
-# Between launches, mamf flips signs of the smaller operand. If it has fewer rows than this, mamf flips signs of the
-# larger operand instead.
+# Between launches, mamf flips random signs in the smaller operand, so that results of earlier launches become wrong. If
+# the smaller operand has fewer rows than this, mamf flips signs in the larger operand instead.
 _MIN_ROWS_TO_CHANGE = 8
-#: A function that splits the output of a launch into parts. A MatmulPart is a batch of matmuls of the same shape: their
-#: outputs and their operands.
+#: A function that splits the output of a launch into MatmulParts. A MatmulPart contains the operands and the outputs of
+#: a batch of matmuls of the same shape.
 PartSplitter = Callable[[torch.Tensor], Sequence[MatmulPart]]
 #: Sampled entries of one matmul: the index of its MatmulPart, its index in that part, and the indices of the sampled
 #: rows and columns of its C. mamf compares the entries where a sampled row and a sampled column meet.
@@ -72,7 +73,7 @@ def make_matmul_operand_set(
     split_unquantized: PartSplitter | None = None,
     find_changed_operands: Callable[[], Sequence[str]] = tuple,
 ) -> OperandSet:
-    """Make an OperandSet, the inputs and outputs of one launch. It verifies sampled or all entries of the output.
+    """Make the operand set of one launch: its inputs and outputs, and the functions that verify its output.
 
     - ``launch``: runs the kernel. It returns the output, or writes it to ``c``.
     - ``split_into_parts``: splits an output into MatmulParts.
@@ -223,8 +224,9 @@ def compute_sampled_blocks(parts: Sequence[MatmulPart], blocks: Sequence[_Sample
 def choose_operand_to_change(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Choose the operand, A or B, in which signs are flipped between launches.
 
-    Choose the smaller operand, because it is faster to change. If it has few rows, choose the larger one. Otherwise
-    only few elements would change, and a kernel could update its last result instead of computing a new one.
+    Choose the smaller operand, because it is faster to change. But if it has few rows, choose the larger operand, so
+    that many elements change. If few elements changed, a kernel could update its last result instead of computing a new
+    one.
     """
     smaller, larger = sorted((a, b), key=torch.Tensor.numel)
     return smaller if smaller.shape[-2] >= _MIN_ROWS_TO_CHANGE else larger
@@ -310,7 +312,8 @@ class BaseScaledMatmul(TorchKernel[MatmulProblemT, MatmulShapeT]):
         return None
 
     def is_refusal(self, error: Exception) -> bool:
-        # The library's error contains STATUS_NOT_SUPPORTED. The other errors are from torch's checks of the operands.
+        # cuBLAS and hipBLAS report an unsupported problem as STATUS_NOT_SUPPORTED. The other errors come from torch,
+        # which checks the operands first.
         return "STATUS_NOT_SUPPORTED" in str(error) or isinstance(error, (NotImplementedError, ValueError))
 
 
@@ -326,8 +329,8 @@ def make_scaled_operand_set(
     """Quantize A and B, and make the operand set of one launch that multiplies them.
 
     - ``buffers``: the memory of all buffers, by name. ``c``: the memory of the output.
-    - ``bind_operands``: returns the launch, given the quantized operands.
-    - ``split_into_parts``: splits an output into MatmulParts, given A and B (quantized or not) and the output.
+    - ``bind_operands``: takes the quantized A and B, and returns a function that launches the kernel on them.
+    - ``split_into_parts``: takes A, B (quantized or not) and an output, and splits the output into MatmulParts.
     """
     a, b = (quantize_operand(backend, problem, shape, name, buffers) for name in ("a", "b"))
     # Create the ChangeDetector before calling ``bind_operands``, because this call may already overwrite the operands.

@@ -2,9 +2,9 @@
 
 An operand set is the inputs and outputs of one launch. Launches use several sets in turn, so that operands are not in
 the cache. A class that derives from TorchKernel implements ``make_operand_set``, which makes one set. This module does
-the rest. It takes memory from the pool and poisons outputs, that is, overwrites them with values that no launch
-produces. It changes operands between launches and checks that launches do not modify them. In the regime "classic", it
-overwrites the output before each launch, as mamf-finder does.
+the rest. It takes the memory of the sets from an OperandPool. It poisons outputs, that is, overwrites them with values
+that no launch produces. It changes operands between launches, and checks that launches do not modify them. In the
+regime "classic", it overwrites the output before each launch, as mamf-finder does.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class OperandSet:
     - ``outputs``: the tensors that the launch writes.
     - ``change_operands``: queues a random change of the operands. Then ``verify`` expects the result for the changed
       operands. None: the operands never change. ``restore_operands``: undoes all changes.
-    - ``list_changed_operands``: returns the names of operands that launches modified, among those that
+    - ``list_changed_operands``: returns the names of operands that launches modified. It checks only the operands that
       ``make_operand_set`` created.
     """
 
@@ -251,8 +251,8 @@ def use_one_torch_thread() -> Iterator[None]:
 
 
 def explain_wrong_type(result: object, expected: torch.Tensor) -> str:
-    """Return one line that says how a launch's result differs from ``expected`` in type, shape or device. Return an
-    empty text if these are equal, or if the result is not a tensor.
+    """Return one line that says how a launch's result differs from ``expected`` in dtype, shape or device. Return an
+    empty text if nothing differs, or if the result is not a tensor.
 
     Accept only plain strided tensors. A tensor of a subclass, or a tensor that torch negates lazily, may defer work
     until after the timed launch.
@@ -322,7 +322,7 @@ def compute_checksums(tensor: torch.Tensor) -> torch.Tensor:
     words = view_as_words(tensor.detach().reshape(-1))
     table_word_count = words.numel() // _CHECKSUM_COLUMNS * _CHECKSUM_COLUMNS
     table, remaining_words = words[:table_word_count].view(-1, _CHECKSUM_COLUMNS), words[table_word_count:]
-    # Sum in the dtype of the words, because torch would copy the operands for a wider dtype. Overflow does no harm.
+    # Sum in the dtype of the words: for a wider dtype, torch would copy the operands. Overflow keeps equal sums equal.
     return torch.cat((table.sum(0, dtype=words.dtype), table.sum(1, dtype=words.dtype), remaining_words))
 
 
@@ -395,10 +395,10 @@ def draw_signs(size: Sequence[int], device: torch.device) -> torch.Tensor:
 class SignFlipper:
     """Flip random signs of an operand (..., rows, K), so that results of earlier launches become wrong.
 
-    A flip is exact in every dtype, and a second flip undoes the first. No kernel can predict the signs. The device
-    draws patterns of signs once, so a change takes one pass over the operand and does not wait for the host. Operands
-    are 8-bit floats, bytes of two e2m1 values (uint8), or other numbers. Row i uses the signs i, i+1, ... of a pattern.
-    If all rows had the same signs, a kernel could multiply only the flipped columns and correct its last result.
+    A flip is exact in every dtype, and a second flip undoes the first. The device draws random patterns of signs once,
+    so a flip takes one pass over the operand and does not wait for the host. Row i uses the signs i, i+1, ... of a
+    pattern. If all rows had the same signs, a kernel could multiply only the flipped columns and correct its last
+    result. In an operand of dtype uint8, each byte contains two e2m1 values.
     """
 
     def __init__(self, operand: torch.Tensor) -> None:
@@ -460,10 +460,10 @@ _INTEGER_DTYPE_BY_BYTES = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: tor
 def remember_outputs(
     get_outputs: Callable[[object], Sequence[torch.Tensor]], result: object
 ) -> Callable[[object], Callable[[], WrongCells]]:
-    """Copy a launch's outputs, and return a function that compares later outputs with the copy.
+    """Copy a launch's outputs, and return a function that compares the outputs of a later launch with the copy.
 
     ``get_outputs``: returns the output tensors of a launch, given its result. The returned function queues a comparison
-    of all bits on the outputs' device, and returns a function that waits for the result.
+    of all bits on the device. It returns a function that waits for the comparison and returns the wrong cells.
     """
     remembered_outputs = [_view_bits_as_matrices(each).clone() for each in get_outputs(result)]
     value_count = sum(each.numel() for each in remembered_outputs)
@@ -473,7 +473,7 @@ def remember_outputs(
         wrong_cells = [_flag_wrong_cells(_view_bits_as_matrices(later) != remembered) for later, remembered in pairs]
 
         def wait_for_wrong_cells() -> WrongCells:
-            """Wait for the comparison. Return the wrong cells of the first output that has any."""
+            """Wait for the comparison. Return the wrong cells (see WrongCells) of the first wrong output."""
             index = next((index for index, cells in enumerate(wrong_cells) if cells.any()), 0)
             positions = frozenset((b, row, column) for b, row, column in wrong_cells[index].nonzero().tolist())
             rows, columns = remembered_outputs[index].shape[1:]
@@ -491,10 +491,10 @@ def _view_bits_as_matrices(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _flag_wrong_cells(flags: torch.Tensor) -> torch.Tensor:
-    """Return which cells of CELL_SIZE x CELL_SIZE values contain a flag, as booleans (batch, rows of cells, columns of
-    cells).
+    """Return which cells of a tensor contain a wrong value. A cell is a square of CELL_SIZE x CELL_SIZE values.
 
-    ``flags``: booleans (batch, rows, columns), True for wrong values.
+    ``flags``: whether each value is wrong (batch, rows, columns). The result is (batch, rows of cells, columns of
+    cells).
     """
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[2] % CELL_SIZE, 0, -flags.shape[1] % CELL_SIZE))
     return padded.unflatten(2, (-1, CELL_SIZE)).any(3).unflatten(1, (-1, CELL_SIZE)).any(2)  # type: ignore[no-any-return]

@@ -117,7 +117,7 @@ class OverlapProblem(CheckedProblem):
     def get_timed_problem_and_shape(self, shape: OverlapShape) -> tuple[Any, Any]:
         """Return the problem and the shape of the work whose rate a measurement reports.
 
-        The problem and the shape belong to the operation of this work, such as MatmulProblem and MatmulShape.
+        Their types depend on the work. For a matmul, they are MatmulProblem and MatmulShape.
         """
         shared_fields: dict[str, Any] = {"data": self.data, "seed": self.seed}
         if self.timed == MATMUL_WORK:

@@ -65,7 +65,7 @@ class QuantizedOperand:
         return QuantizedOperand(self.elements[start:stop], self.scales[blocks], self.scaling)
 
     def split_into_row_chunks(self, chunk_elements: int) -> Iterator[QuantizedOperand]:
-        """Split the rows into consecutive operands of whole blocks, with about ``chunk_elements`` values each."""
+        """Split the operand by rows into parts with about ``chunk_elements`` values each. Do not split blocks."""
         rows, k = self.shape
         chunk_rows = max(_CHUNK_ROW_MULTIPLE, chunk_elements // k // _CHUNK_ROW_MULTIPLE * _CHUNK_ROW_MULTIPLE)
         return (self.slice_rows(start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))

@@ -75,9 +75,9 @@ class UnknownOperation(Operation[Any, Any]):
         return ()
 
     def parse_shape(self, text: str) -> UnknownShape:
-        """Return a shape that shows ``text``, which is the shape of a ceiling in a log.
+        """Return a placeholder for the shape of a ceiling in a log. Reports show it as ``text``.
 
-        The FLOP and bytes of the result are 0, because logs do not record them for ceilings.
+        The FLOP and bytes of the placeholder are 0, because logs do not record them for ceilings.
         """
         unit = str(self._row_record.get("unit", "TFLOPS"))
         return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))

@@ -99,7 +99,8 @@ class LogContent:
 
     - ``name``: identifies the log on the page.
     - ``document``: the report of the log.
-    - ``headline_figures``, ``facts``: headline figures that are rates, and headline figures that are not.
+    - ``headline_figures``: the headline figures that are rates.
+    - ``facts``: other headline figures, such as the duration of a training step in a profile.
     - ``verdict``, ``verdict_color``: the verdict of a verification, and its color on the page.
     - ``condition_parts``: blocks about the device, the software and the settings.
     - ``log``: the log of a run of mamf or mamf-finder, None for a profile.
@@ -258,7 +259,7 @@ def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
 
 
 def _find_best_rows(log: RunLog) -> list[Measurement]:
-    """Return the best row of each problem and regime, on normal data if any row has normal data."""
+    """Return the best row of each problem and regime. If any rows have normal data, ignore all other rows."""
     best_rows: dict[tuple[Any, str], Measurement] = {}
     operation = log.plan.operation  # Read it once: a log parses its plan again on each access.
     rows = select_ranked_rows(row for row in log.measurements if row.operation == operation)
@@ -277,7 +278,8 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
     interval = ceiling.interval
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
     point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
-    # Leave the seed out of the title, so that ceilings of searches with different seeds share a row of the chart.
+    # If the title of a matmul ceiling contained the seed, ceilings of searches with different seeds would not share a
+    # row of the chart.
     is_plain = sets_compute_ceiling(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
     notes = [
         f"95 % repeat interval: {format_interval(ceiling.interval, factor)}",
@@ -309,7 +311,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
 
 
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:
-    """Return the share of its ceiling that a row reaches, or None if it has no share or an impossibly high one."""
+    """Return a row's rate as a share of the ceiling. Return None if the share is unknown or impossibly high."""
     name, share = shares.find_limiting_share(row) if get_operation(row.operation).shows_ceiling_shares else ("", 0.0)
     if not 0 < share <= MAX_SHARE_OF_CEILING:
         return None

@@ -143,7 +143,9 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
 
 
 def _collect_headline_facts(sources: Sequence[LogContent]) -> list[Fact]:
-    """List each log's headline figures. Labels begin with the device if all differ, or the log if titles are equal."""
+    """List each log's headline figures. If all logs are from different devices, labels begin with the device.
+    Otherwise, if two logs have the same title, labels begin with the name of the log.
+    """
     titles = [source.title for source in sources]
     names = [title.partition(": ")[0] for title in titles]
     if len(set(names)) < len(names):
@@ -156,8 +158,10 @@ def _collect_headline_facts(sources: Sequence[LogContent]) -> list[Fact]:
 
 
 def _choose_highest_facts(sources: Sequence[LogContent]) -> list[Fact]:
-    """Return the highest headline figure of each label, such as "burst ceiling, bfloat16", with a note that names its
-    device and log. Ceilings come first, then the labels that most logs have.
+    """Return the highest headline figure of each label, such as "burst ceiling, bfloat16". A note names its device and
+    log.
+
+    Ceilings come first, then other rates, the most frequent label first. Headline figures that are not rates come last.
     """
     figures = [(figure, source) for source in sources for figure in source.headline_figures]
     highest_by_label: dict[str, Fact] = {}
@@ -215,7 +219,7 @@ def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
 
 
 def _make_finder_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
-    """Compare two logs, at least one of mamf-finder. Return an empty list if they have no shape in common."""
+    """Compare two logs, of which at least one is from mamf-finder. Return an empty list if they share no shape."""
     with suppress(UsageError):  # raised if the logs have no shape in common
         shown = [make_compared_run(source.name, source.log) for source in sources if source.log]
         if len(shown) == 2:

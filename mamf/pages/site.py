@@ -45,7 +45,7 @@ from mamf.report.document import (
 from mamf.report.page import CopyableCommand, Fact, Page, PagePart, Section, render_page
 from mamf.text import Link
 
-#: Name of the file in the folder of the site that lists the files of the site, one per line.
+#: Name of the file that lists the files of the site, one per line. It is in the folder of the site.
 FILE_LIST_NAME = ".mamf-site"
 _DEVICES_FOLDER = "devices"
 _MAX_NAME_CHARACTERS = 80

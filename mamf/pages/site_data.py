@@ -31,7 +31,7 @@ from mamf.peaks import DatasheetRate, find_datasheet_rate
 from mamf.plans import REGIME_NAMES
 
 COMPLETE_TIER, INTERRUPTED_TIER, LEGACY_TIER = LOG_TIERS
-#: The tier of a figure from complete runs if only one contributor and no maintainer measured it.
+#: The tier of rates from complete runs that only one contributor, and no maintainer, has measured.
 UNCONFIRMED_TIER = "unconfirmed"
 ALL_TIERS = (COMPLETE_TIER, UNCONFIRMED_TIER, INTERRUPTED_TIER, LEGACY_TIER)
 UNKNOWN_NAME = "unknown"

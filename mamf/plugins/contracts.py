@@ -2,9 +2,10 @@
 error names the plugin.
 
 A contract is an abstract class: Backend, Kernel or Operation. Its type annotations define the types of attributes and
-return values; ``_REQUIREMENTS`` adds conditions that types cannot express. mamf does not check the methods in
-``_UNCHECKED_METHODS``, for one of two reasons. Either the method runs while a launch is timed, so that a check would
-distort the time. Or mamf already records the method's errors as the status of the measurement, as for ``take_buffer``.
+return values; ``_REQUIREMENTS`` adds conditions that types cannot express.
+
+mamf does not check the methods in ``_UNCHECKED_METHODS``. Some of them run while a launch is timed, so a check would
+distort the time. If one of the others, such as ``take_buffer``, fails, the status of the measurement shows the error.
 """
 
 from __future__ import annotations
@@ -211,7 +212,8 @@ class convert_plugin_errors(AbstractContextManager[object]):
     - ``user_mistake_errors``: types of errors that are converted into a UsageError, because they mean that the user's
       input is invalid.
 
-    This is a class instead of a @contextmanager function, which would take longer than most methods that it guards.
+    This is a class, because a @contextmanager function would take longer than most of the plugin methods that mamf
+    calls within the context.
     """
 
     def __init__(

@@ -227,8 +227,10 @@ def make_kernel(operation: Operation[Any, Any], name: str) -> AnyKernel:
     """Make a kernel of an operation by its registered name or by ``package.module:Class``.
 
     Brackets after the name contain an argument of the kernel (``torch[sdpa-flash]``) or the number of one of its
-    algorithms (``cublaslt[3]``). Raises UnknownNameError for an unknown name, UsageError if the name has brackets, but
-    the kernel has neither arguments nor algorithms, and PluginError if the kernel is broken.
+    algorithms (``cublaslt[3]``).
+
+    Raises UnknownNameError for an unknown name, and PluginError if the kernel is broken. Raises UsageError if the name
+    has brackets, but the kernel takes no argument and has no algorithms.
     """
     group = operation.kernel_group
     plugin_kind = "kernel" if group == MATMUL_KERNEL_GROUP else f"{operation.name} kernel"

@@ -4,10 +4,9 @@ An event is a kernel, a copy or an operation of torch. The operation that launch
 if no rule matches the operation, the kernel's name decides. The rules are in classes.csv. The pattern of a rule must
 match a whole name or whole words of a name.
 
-The time of a class in a training step is the length of the union of its events' intervals. Each instant counts for one
-class only, so the shares of all classes and of idle time add up to 1; sums of durations would count concurrent work
-twice. While events of several classes run, the time counts for the class that comes first in WORK_CLASSES.
-Communication is last in WORK_CLASSES, because it slows down a step only while no computation runs at the same time.
+Each instant of a training step counts for only one class, so the shares of all classes and of idle time add up to 1.
+While events of several classes run, the time counts for the class that comes first in WORK_CLASSES. Communication is
+last in WORK_CLASSES, because it slows down a step only while no computation runs at the same time.
 """
 
 from __future__ import annotations
@@ -53,15 +52,16 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 
     Among rules of the same kind, the first one whose pattern matches decides the class. The kinds of rules are:
 
-    - ``caller``: matches operations and annotations. The class applies to all events that they call, so a matmul within
+    - ``caller``: matches an operation or annotation, and gives its class to all events within it. So a matmul within
       attention is attention.
-    - ``operation``: matches operations without a ``caller`` rule. The innermost operation decides.
-    - ``wrapper``: matches kernels that only launch another kernel, which is one of their template arguments. Rules that
-      match a template argument take precedence.
+    - ``operation``: matches an operation, if no ``caller`` rule applies. In nested operations, the innermost match
+      decides.
+    - ``wrapper``: matches a kernel that only launches another kernel, which is one of its template arguments. Rules
+      that match a template argument take precedence.
     - ``kernel``: matches a kernel's namespaces and function, without template arguments and parameters.
-    - ``word``: matches whole words in the function of a kernel. If no word of the function matches, the words of its
-      namespaces are tried.
-    - ``framework``: matches events that torch adds, such as views and nodes of autograd. These rules are tried last.
+    - ``word``: matches whole words in the function of a kernel or, if no word of the function matches, in its
+      namespaces.
+    - ``framework``: matches an event that torch adds, such as a view or a node of autograd. These rules come last.
 
     The rules for kernels (``wrapper``, ``kernel`` and ``word``) also apply to operations with a namespace, such as
     ``library::name``, that no ``operation`` or ``framework`` rule matches.
@@ -194,7 +194,9 @@ def split_kernel_name(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _split_demangled_name(name: str) -> tuple[str, list[str]]:
-    """Return the function in a demangled C++ name, and its template arguments, which are the last ones in the name."""
+    """Return the function in a demangled C++ name, and its template arguments. If the name has several lists of
+    template arguments, return the last list.
+    """
     brackets: list[str] = []
     qualified_function: list[str] = []
     template_arguments: list[str] = []

@@ -1,7 +1,7 @@
 """Write and read the logs of ``mamf profile``, and make its reports.
 
-The header of a profile's log contains ``"tier": "profile"``, which distinguishes the log from other logs. The log has a
-record for each class, module, kernel and part of memory, and a summary. With ``--ranks all``, a folder has one log per
+The header of a profile's log contains ``"tier": "profile"``, which distinguishes the log from other logs. The log has
+records of classes, modules, kernels, memory and dtypes, and a summary. With ``--ranks all``, a folder has one log per
 rank. Rankings, comparisons and result tables ignore profiles, because profiles have no samples.
 
 There are two reports. One shows a single profile (classes, modules, top kernels, memory). The other compares all ranks
@@ -63,7 +63,7 @@ _FIELD_AND_TYPE_BY_RECORD: Mapping[str, tuple[str, type]] = {
 _SUMMARY_FIELDS = ("seconds", "steps", "device", "is_of_device", "unprofiled_step_seconds", "notes")
 #: Types of the fields that the header of every profile's log has, by field name.
 _HEADER_TYPES: Mapping[str, type] = {"tool": dict, "command": str, "started": str, "script": str, "environment": dict}
-#: Pairs of the script's name and the profile, by rank.
+#: For each rank, the name of the profiled script and the profile.
 ProfilesByRank = Mapping[int, tuple[str, Profile]]
 
 
@@ -168,12 +168,12 @@ _MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
 _cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says which share of the
-# class's time the FLOP figures cover.
+# If operations without a FLOP formula take more than this share of a class's time, the report says for how much of the
+# time mamf counted FLOP.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
-#: A rank is a straggler if its step time exceeds that of the fastest rank by at least this share of the straggler's
-#: step time. Both step times exclude time in which only communication runs. On two H200, the step times of ranks with
-#: equal work differed by 1.3 to 2.9 % over three steps.
+#: A rank is a straggler if its step is longer than that of the fastest rank, and the difference is at least this share
+#: of its step. Time in which only communication runs does not count. On two H200, the step times of ranks with equal
+#: work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
 _format_percent = "{:.1%}".format
 
@@ -360,8 +360,8 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
 
 
 def _explain_shares(profile: Profile) -> str:
-    """Return one line that says which duration the shares refer to, and whether the idle time is known, unknown or only
-    an upper bound.
+    """Return one line that says which duration is 100 % in the shares, and whether the idle time is known, unknown or
+    only an upper bound.
     """
     unprofiled_seconds, busy_seconds_per_step = (
         profile.unprofiled_step_seconds,
@@ -431,8 +431,8 @@ def _get_noncommunication_step_seconds(profile: Profile) -> float:
 def _get_exposed_communication_seconds(profile: Profile) -> float:
     """Return the seconds of communication per step in which no other work runs.
 
-    The profiler slows hosts, so ranks wait for one another longer than without the profiler. If the device is busy in
-    the trace for longer than the steps take without the profiler, attribute the excess to this waiting and subtract it.
+    The profiler slows hosts, so ranks wait longer for one another. The device may then be busy in the trace for longer
+    than the steps take without the profiler. Assume that the difference is waiting, and subtract it.
     """
     profiler_excess_seconds = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
     return max(0.0, profile.get_visible_seconds(COMMUNICATION) - profiler_excess_seconds) / (profile.steps or 1)

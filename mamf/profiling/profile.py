@@ -47,8 +47,8 @@ class ClassRow:
 
     The row of a module includes its backward pass and its inner modules.
 
-    - ``visible``: the time attributed to this class, in seconds. Each instant is attributed to only one class.
-    - ``hidden``: the time, in seconds, in which events of this class ran, but which is attributed to another class.
+    - ``visible``: the seconds that are attributed to this class. Each instant is attributed to only one class.
+    - ``hidden``: the seconds in which events of this class ran, but which are attributed to another class.
     - ``calls``: for a class, the number of its calls; for idle time, the number of gaps in the trace; for a module, the
       number of events in it.
     - ``flop``: FLOP by dtype.
@@ -164,7 +164,7 @@ class Profile:
 
     @property
     def whole_seconds(self) -> float:
-        """The duration that shares refer to, in seconds: the larger of ``seconds_without_profiler`` and
+        """The duration that is 100 % in the shares, in seconds: the larger of ``seconds_without_profiler`` and
         ``busy_seconds``.
 
         Busy time may be longer than the steps without the profiler, because the profiler slows kernels and operations.
@@ -313,8 +313,10 @@ def _make_class_row(
     """Make the row of a class or module from the intervals of its events, and count their FLOP.
 
     If an operation calls other operations, count the FLOP only once, in the class of the outer operation. For example,
-    if a matmul calls a copy, the copy gets none of the matmul's FLOP. The FLOP have the dtype of the innermost
-    operation with a formula, because autocast converts the operands before this operation.
+    if a matmul calls a copy, the copy gets none of the matmul's FLOP.
+
+    The dtype of the FLOP is the dtype of the innermost operation with a FLOP formula. Outer operations may have other
+    dtypes, because autocast converts the operands.
     """
     operations_by_event: dict[Event, list[Event]] = {}
     for event in dict.fromkeys(each.event for each in busy_intervals):

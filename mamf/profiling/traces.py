@@ -356,11 +356,13 @@ def _compute_start_and_end(raw: _RawEvent, origin_microseconds: float) -> tuple[
 def _find_step_bounds(
     events: Sequence[Event], device_annotations: Sequence[tuple[str, float, float]]
 ) -> tuple[float, float, int | None, str]:
-    """Find the complete training steps. Return the start of the first step, the end of the last step, the number of
-    steps, and the name of the optimizer that marks the end of each step.
+    """Find the complete training steps, and return four values:
 
-    The name is empty if mamf or torch.profiler has marked the steps. If the trace does not mark steps, return the start
-    and the end of the whole trace, None and "".
+    - the start of the first step, and the end of the last step
+    - the number of steps
+    - the name of the optimizer that marks the ends of steps; empty if mamf or torch.profiler has marked the steps
+
+    If the trace does not mark steps, return the start and the end of the whole trace, None and "".
 
     ``device_annotations``: for each annotation, its name, the start of its first kernel and the end of its last kernel
     on the device. The device runs these kernels later than the host runs the annotation.

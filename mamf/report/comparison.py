@@ -153,6 +153,8 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
     if pair.decide_verdict(tolerance) == "UNDECIDED":
         if pair.interval.coverage < MIN_INTERVAL_COVERAGE:
             yield "the row has too few samples to decide"
+        elif pair.a.was_cpu_device_busy or pair.b.was_cpu_device_busy:
+            yield "other work used the CPU while A or B was measured: measure again on a quiet machine"
         elif not pair.has_known_intervals:
             yield "the interval of A or of B is unknown: 'mamf show' of both logs says why"
         elif pair.was_measured_too_briefly(tolerance):
@@ -210,8 +212,8 @@ def format_as_percent(share: float) -> str:
 
 
 def describe_overall_change(pooled: PooledRows, comparison: Comparison, tolerance: float) -> str:
-    """Describe the overall change of the rates of a regime, from all its rows together. If no change was found, say how
-    large a loss in all rows would have to be before it is detected.
+    """Describe the overall change of the rates in a regime, computed from all its rows together. If no change was
+    found, name the smallest loss that the comparison would detect if all rows had it.
     """
     interval, threshold = pooled.interval, f"more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}"
     figures = (

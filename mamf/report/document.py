@@ -42,7 +42,7 @@ def format_four_digits(value: float) -> str:
     return f"{value:#.4g}".rstrip(".") if value < 9999.5 else f"{value:.0f}"
 
 
-#: Prefixes of units, with the factor that converts a value from units of 1e12 to units with this prefix.
+#: Prefixes of units, with the factor that converts a value from the prefix T: 1 TB/s is 1e3 GB/s.
 _PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
 #: Smallest number that reports show in a unit with a prefix, such as TB/s. For smaller numbers they use the next
 #: smaller prefix: 0.05 TB/s becomes 50 GB/s.
@@ -198,8 +198,10 @@ def describe_machine(header: Mapping[str, Any]) -> str:
 
 
 def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left_noun: str = "measurement") -> str:
-    """Describe how a run ended: its status and reason, its duration, and how much is left to measure. ``has_count``:
-    whether to add the number of measured rows. ``left_noun``: the singular of the noun for what is left.
+    """Describe how a run ended: its status and reason, its duration, and how much is left to measure.
+
+    - ``has_count``: whether to add the number of measured rows.
+    - ``left_noun``: the name of one item that is left to measure, such as ``ceiling``.
     """
     if summary is None:
         return "the run was killed, so the log has no summary: continue it with --resume"

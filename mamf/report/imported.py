@@ -41,9 +41,10 @@ _LOOP_STATISTICS = ("median", "mean", "stated", "fastest")
 
 
 def make_finder_document(run: FinderRun, top: int | None = None) -> Document:
-    """Return the report of a run of mamf-finder. Confirmed rows come first, then all others, each sorted by their first
-    figure. If all rows were sorted together, the short trials, which have higher rates, would come before the confirmed
-    rows.
+    """Return the report of a run of mamf-finder.
+
+    Confirmed rows come first, then all other rows. Each of the two groups is sorted by the first figure of its rows. In
+    a single group, short trials would come first, because their rates are higher than those of confirmed rows.
     """
     run_fields = {name: getattr(run, name) for name in FinderRun.__dataclass_fields__ if name not in ("rows", "best")}
     columns = _make_finder_columns()
@@ -72,7 +73,7 @@ class Headline(NamedTuple):
 
 
 class ComparedRun(NamedTuple):
-    """The data of a run that the logs of mamf and of mamf-finder both contain.
+    """The data of a run for a comparison. The run may be one of mamf or of mamf-finder.
 
     - ``name``: a label with the log, the program and the device.
     - ``statistic``: the statistic of ``tflops_by_shape`` (mamf-finder), or the regime (mamf).

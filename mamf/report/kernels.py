@@ -51,7 +51,7 @@ from mamf.report.shares import ShareCalculator, make_ceiling_table, make_problem
 
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroupKey, Measurement | None]:
-    """Choose the baseline (the row that speed-ups refer to) of each shape with rows of several kernels.
+    """Choose the baseline of each shape that has rows of several kernels. Speed-ups are relative to the baseline.
 
     The baseline is the row of kernel ``name``, or None if this kernel has no row. If ``name`` is None, the baseline is
     the row of ``eager``, or the slowest row if ``eager`` has none.
@@ -97,8 +97,9 @@ def find_best_kernels(rows: Iterable[Measurement]) -> list[BestKernel]:
 def make_best_kernel_table(
     best_kernels: Sequence[BestKernel], shares: ShareCalculator, top: int | None
 ) -> Table[BestKernel]:
-    """Return a table of the best kernel of each shape. ``best_kernels``: at least one. ``top``: the maximum number of
-    rows that the table shows to people; None for all.
+    """Return a table of the best kernel of each shape.
+
+    ``best_kernels``: must not be empty. ``top``: the maximum number of rows that people see; None for all.
     """
     names, shared = split_shared_parts([make_group_title(each.row) for each in best_kernels])
     name_by_id = dict(zip(map(id, best_kernels), names, strict=True))
@@ -156,7 +157,7 @@ def make_group_table(
     """Return the table of rows that are ranked together.
 
     - ``get_speed_up``: returns the rate of a row divided by the rate of its baseline.
-    - ``baseline``: the row that speed-ups refer to. The title names its kernel if ``has_one_shape``.
+    - ``baseline``: the row to which speed-ups are relative. The title names its kernel if ``has_one_shape``.
     - ``has_one_shape``: whether all rows have the same shape. Then the table ranks kernels.
     """
     shape = ""
@@ -178,15 +179,15 @@ def make_group_table(
 def make_group_tables(
     rows: Sequence[Measurement], shares: ShareCalculator, top: int | None = None, baseline: str | None = None
 ) -> Iterator[Block]:
-    """Yield a table for each group of rows that are ranked together, followed by lines about the group's failures. Then
-    yield a table of the reference rows that only CSV and JSON contain. (A run measures a reference repeatedly to see
-    how the speed of the device drifts.)
+    """Yield a table for each group of rows that are ranked together, and after each table lines about the failures in
+    the group. Last, yield a table of the reference rows, which only CSV and JSON show. (A run measures a reference
+    repeatedly to see how the speed of the device drifts.)
 
     By default, all rows of a regime and problem form one group. If the operation ranks each shape separately, each
     shape is a group, unless there are several shapes and ``top`` limits the rows.
 
     - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
-    - ``baseline``: the kernel that speed-ups refer to.
+    - ``baseline``: the kernel to which speed-ups are relative.
     """
     baselines = choose_baselines(rows, baseline)
 
@@ -207,9 +208,9 @@ def make_group_tables(
 _RowsByPhase = Mapping[str, Measurement]
 
 
-#: The phases from which the time of each part of a training step is computed: the time of the first phase, minus the
-#: time of the second phase if there are two. A run measures three phases, which all begin at the start of a step: the
-#: forward pass, the forward and backward passes, and the whole step.
+#: How the time of each part of a training step is computed: the time of the first phase minus the time of the second
+#: phase, if there is a second. A run measures three phases, which all begin at the start of a step: the forward pass,
+#: the forward and backward passes, and the whole step.
 _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
     "forward": ("forward",),
     "backward": ("forward-backward", "forward"),
@@ -240,9 +241,8 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
 
 
 def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
-    """Yield a table with the times of the forward pass, the backward pass and the optimizer, with a row for each
-    training step whose phases were measured, and a line that explains the columns. Yield nothing if no step has several
-    measured phases.
+    """Yield a table with the times of the forward pass, the backward pass and the optimizer, and a line that explains
+    the columns. Each training step has a row. Yield nothing if no step has several measured phases.
     """
     steps = group_pairs(
         ((row.kernel, str(row.shape), row.regime, replace(row.problem, phase="step")), row)
@@ -277,7 +277,7 @@ def make_kernels_document(
     - ``summary``: the last record of the log, None if the run was killed.
     - ``top``: the maximum number of rows that each table shows to people (csv and json have all rows); None for all.
     - ``confirmed_ceilings``: the ceilings that the run itself found.
-    - ``baseline``: the kernel that speed-ups refer to.
+    - ``baseline``: the kernel to which speed-ups are relative.
     """
     header, best, operation = shares.header, find_best_kernels(rows), find_operation_name(rows, shares.header)
     shown = [row for group in group_rows(rows).values() for row in group]

@@ -266,9 +266,9 @@ _PAGE_HEIGHT_INCHES = 4.8
 # As shares of the axes in an image file: the height of a label, the width of a letter, the distance between a label and
 # its marker, and the distance between a label and its line.
 _LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
-#: Positions of labels along a rising ceiling of the burst and the sustained regime, from 0 (left end) to 1 (right end).
-#: The third value is the distance between the label of a flat sustained ceiling and the right end of this ceiling, as a
-#: share of the axis.
+#: Positions of the labels of rising ceilings in the burst and in the sustained regime, from 0 (left end of the line) to
+#: 1 (right end). The third value is for flat ceilings in the sustained regime: the distance between the label and the
+#: right end of the line, as a share of the axis.
 _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
 
 

@@ -46,8 +46,8 @@ from mamf.report.document import (
     split_shared_parts,
 )
 
-#: Texts at the end of the titles of matmul ceilings, by regime: the abbreviations of maximum achievable matmul FLOPS
-#: and maximum sustained matmul FLOPS.
+#: What is added to the title of a matmul ceiling, by regime: the abbreviation of maximum achievable matmul FLOPS or of
+#: maximum sustained matmul FLOPS.
 CEILING_TITLE_SUFFIXES = {BURST: " (MAMF)", SUSTAINED: " (MSMF)"}
 
 
@@ -323,7 +323,7 @@ def describe_missing_roofs(rows: Iterable[Measurement], roofs: Roofs) -> list[st
 
 
 def describe_known_ceilings(ceilings: Iterable[Rate]) -> list[str]:
-    """Return a line for each ceiling that MAMFU refers to and that the run did not measure itself."""
+    """Return a line for each ceiling from which MAMFU is computed, but which the run did not measure itself."""
     return [
         f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')}, the {each.dtype} {each.regime} ceiling: "
         f"{each.description}"

@@ -2,7 +2,7 @@
 
 ``mamf explain`` shows why a matmul does not reach the rate of the datasheet. A waterfall chart leads from this rate
 down to the sustained rate, with a cause for each loss. ``mamf overlap`` shows how much a matmul and other work slow
-each other if they run at the same time, and how short a training step with both can be.
+each other down if they run at the same time, and how short a training step with both can be.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
 NORMAL_DATA, ZERO_DATA = "normal", "zeros"
-#: Causes that the waterfall states for the change from zeros to random operands ("real data") if no loss was measured.
+#: Causes that the waterfall states if random operands ("real data") were not measurably slower than zeros.
 NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
 NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel"
 #: Reports say that a device is at its power limit if its power is at least this share of the limit.
@@ -324,7 +324,7 @@ def _make_step_bar(step: WaterfallStep) -> StackedBar:
 class OverlapPair:
     """A matmul and other work (reads or copies of a buffer), each measured alone and while both run.
 
-    ``rows``: the measured rows by (the work whose time is measured, whether this work runs alone).
+    ``rows``: the four measured rows. A key is the work that a row times, and whether this work ran alone.
     """
 
     rows: Mapping[tuple[str, bool], Measurement]
@@ -473,7 +473,7 @@ def make_overlap_document(
 
 
 def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
-    """Draw which share of its rate each work keeps while both run. Raises UsageError if no pair has all four rates."""
+    """Draw each rate while both run as a share of the rate alone. Raises UsageError if no pair has all four rates."""
     pairs = find_complete_pairs(rows)
     if not pairs:
         raise UsageError(

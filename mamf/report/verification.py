@@ -80,9 +80,7 @@ def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[flo
     """
 
     def find_share_with_probability(probability: float, count: int) -> float:
-        """Find the share of wrong results at which the probability of at most ``count`` wrong results among
-        ``checked_count`` results is ``probability``.
-        """
+        """Find the share of wrong results at which ``count`` or fewer results are wrong with this ``probability``."""
         low, high = 0.0, 1.0
         while high - low > 1e-9:
             middle = (low + high) / 2
@@ -129,8 +127,8 @@ def _format_percent(share: float) -> str:
     return f"{100 * share:.2g}" if share < 0.995 else "100"
 
 
-# The verdict gives no upper bound of the share of wrong problems of a kernel with fewer problems than this, because the
-# bound would be above 26 %.
+# The verdict gives an upper bound of the share of wrong problems only for a kernel with at least this many verified
+# problems. With fewer problems, the bound would be above 26 %.
 _MIN_PROBLEMS_FOR_BOUND = 10
 
 

@@ -93,8 +93,8 @@ class Physics:
       maximum clock and at the power limit; None if they do not vary.
     - ``timer_overhead_seconds``: seconds that two marks (device events) add to the measured time of the launch between
       them.
-    - ``intervals_per_glitch``: the number of time intervals for each glitch; 0 for no glitches. In a glitch, the timer
-      wrongly returns one nanosecond.
+    - ``intervals_per_glitch``: one of this many measured time intervals is a glitch; 0 for no glitches. In a glitch,
+      the timer wrongly returns one nanosecond.
     - ``bit_flip_probability``: probability that a launch flips a bit of its output.
     - ``faulty_unit_index``: the index of a compute unit that computes wrong results; None if no unit is faulty. The
       units take turns computing the tiles (128x256 elements) of a matmul's output.

@@ -84,6 +84,16 @@ def write(tmp_path):
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(("check", "verdict"), [("cpu load", "UNDECIDED"), ("host load", "SLOWER")])
+def test_a_cpu_that_other_work_used_gives_no_verdict(check, verdict):
+    quiet, busy = log(row(1.0)), log(row(15.0))
+    busy.header["findings"] = [f"WARN {check}: 60 % busy; rates are lower"]
+    comparison = compare_logs(quiet, busy)
+    assert [pair.decide_verdict() for pair in comparison.pairs] == [verdict]
+    text = FORMATTERS["table"](make_comparison_document(comparison, 0.01))
+    assert ("other work used the CPU" in text) is (verdict == "UNDECIDED")
+
+
 @pytest.mark.parametrize("speed", [2.0, 100.0])
 def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_alone(speed):
     by_host = Repeatability(run=0.002, launch_seconds=0.3)

@@ -283,7 +283,7 @@ def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
 
 def test_a_ceiling_of_another_device_makes_no_share(script, capsys):
     h200 = next((Path(__file__).parents[2] / "results" / "nvidia-h200").glob("find-bfloat16-burst-sustained-*.jsonl"))
-    assert main(["profile", "--backend", "cpu", "--ceiling", str(h200), script(TINY)]) == 0
+    assert main([*SHORTLY, "--backend", "cpu", "--ceiling", str(h200), script(TINY)]) == 0
     out, err = capsys.readouterr()
     assert "no MAMFU: the ceiling was measured on NVIDIA H200, not on this" in " ".join(err.split())
     assert "MAMFU" not in out

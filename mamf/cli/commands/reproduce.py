@@ -311,7 +311,7 @@ class ReproduceSession(Session):
     def choose_exit_code(self, run_exit_code: int) -> int:
         from mamf.logs.judging import NOT_MEASURED, judge_claims
 
-        judged_claims = judge_claims(self.plan.options, self.measured_run.rows)
+        judged_claims = judge_claims(self.plan.options, self.measured_run.rows, self.measured_run.header)
         if run_exit_code not in (0, FAILURE_EXIT_CODE) or not any(each.is_slower for each in judged_claims):
             return run_exit_code or any(each.verdict == NOT_MEASURED for each in judged_claims)
         return REGRESSION_EXIT_CODE

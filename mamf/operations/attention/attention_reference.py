@@ -100,8 +100,8 @@ def compute_reference_distance(
         sums_by_result[name] = [a + b for a, b in zip(old_sums, (*new_sums, expected.shape[:-1].numel()), strict=True)]
         if name == "o":
             worst_row_error = max(worst_row_error, _compute_worst_row_error(result, expected))
-    # In the variables below, o is the sum of squares of the result, r the sum of squares of the reference, d the sum of
-    # squares of their difference, and p the inner product of the difference and the reference.
+    # In the code below, o, r and d are sums of squares: of the result, of the reference, and of their difference. The
+    # inner product of the difference and the reference is p.
     usual = {name: sums_by_result[name][-1] * norm for name, norm in squared_row_norm_by_result.items()}
     cancelled = {name for name, norm in usual.items() if sums_by_result[name][1] < _MIN_SQUARED_NORM_SHARE * norm}
     errors = {

@@ -34,8 +34,8 @@ def load_operand_blocks(a, b, ring_buffer, tile_and_step_counts, BLOCKS_PER_TILE
 
     A stage contains one block of B, and ``BLOCKS_PER_TILE`` blocks of A that are all multiplied by this block of B.
     ``tile_and_step_counts``: the numbers of tiles along M and along N, and the number of blocks along K. ``GROUP_M``:
-    programs that run at the same time compute tiles in this many rows of tiles, so that they share operands in the
-    cache.
+    the number of rows of tiles to which programs that run at the same time are limited. Because of this limit, they
+    share operands in the cache.
     """
     left, right, _, ready_barriers, free_barriers = ring_buffer
     tiles_m, tiles_n, steps = tile_and_step_counts

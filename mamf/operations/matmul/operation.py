@@ -39,10 +39,11 @@ from mamf.plugins.discovery import (
     is_class_path,
     load_registered_kernels,
     make_kernel,
+    open_backend,
     warn_if_plugin_broken,
 )
 
-# ``mamf verify`` draws random matmuls. A share of _LONG_K_SHARE have a small C and a long K. For such shapes, libraries
+# ``mamf verify`` draws random matmuls. The share _LONG_K_SHARE of them has a small C and a long K. Then libraries
 # divide K among compute units, and some libraries have bugs: cuBLAS 13.1.0 on Hopper omits the last 8 terms of a sum if
 # K is one of _KNOWN_FAULTY_K_SIZES. Two thirds of the long K are from this list. Other versions of cuBLAS have the bug
 # at other K: https://github.com/facebookexperimental/triton/pull/2767
@@ -163,7 +164,7 @@ class MatmulOperation(BaseMatmulOperation[MatmulProblem, MatmulShape]):
 
 
 def make_problem(
-    backend: Backend,
+    backend: str | Backend,
     dtype: str | None = None,
     out_dtype: str | None = None,
     layout: str = "nt",
@@ -173,6 +174,7 @@ def make_problem(
 ) -> MatmulProblem:
     """Make a matmul problem. By default its operands have the default dtype of the backend.
 
+    ``backend``: an open backend, or the name of one, which is then opened.
     ``dtype``, ``out_dtype``: the dtypes of the operands and of C; ``fp8`` is the 8-bit float that the device supports.
     ``layout``: how A and B are stored; ``nt`` is the layout of a linear layer. ``data``: the operands' values:
     ``normal``, ``uniform``, ``zeros``, ``integers`` or ``wide``. Raises UnknownNameError for unknown names.
@@ -180,6 +182,7 @@ def make_problem(
     >>> mamf.make_problem(mamf.open_backend(), "bfloat16", layout="nn").out_dtype
     'bfloat16'
     """
+    backend = open_backend(backend) if isinstance(backend, str) else backend
     operands = {"dtype": dtype, "out_dtype": out_dtype, "layout": layout, "data": data, "seed": seed}
     return MatmulOperation().make_problem(backend, operands | {"fast_accumulation": fast_accumulation})
 

@@ -197,7 +197,7 @@ MATMUL_PRESETS: Mapping[str, LayerPreset] = {
 
 
 def name_layer_weights(shapes: Iterable[MatmulShape]) -> dict[MatmulShape, str]:
-    """Name the weights with which shapes multiply tokens. Return the names by shape.
+    """Choose names for the weights that belong to shapes, and return the names by shape.
 
     Shapes have the same weights if they differ only in M (the number of tokens). The name is that of the layer if
     ``shapes`` contain all layers of a preset, and otherwise ``Mx{N}x{K}``. Omit a shape if no other shape has its

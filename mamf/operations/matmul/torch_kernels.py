@@ -32,14 +32,14 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
     def bind_operands(
         self, problem: MatmulProblem, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> tuple[Callable[[], object], float]:
-        """Return a pair: a function that launches C = factor * A @ B, and the factor.
+        """Return a function that launches the kernel, and a factor. A launch computes C = factor * A @ B.
 
-        A has the shape (M, K), B has (K, N), and C has (M, N). The function writes C, or returns another tensor with
-        the result.
+        A has the shape (M, K), B has (K, N), and C has (M, N). The function writes the result to C, or returns it in
+        another tensor.
         """
 
     def make_details(self, problem: MatmulProblem, shape: MatmulShape) -> Mapping[str, str]:
-        """Return details of the launch that reports should show, such as the kernel's configuration."""
+        """Return details of the launch for reports, such as the kernel's configuration."""
         return {}
 
     def make_operand_set(
@@ -61,10 +61,10 @@ class TorchMatmul(BaseTorchMatmul[MatmulProblem, MatmulShape], MatmulKernel):
 
 
 def describe_busy_units(program_count: int, unit_count: int | None) -> dict[str, str]:
-    """Return a detail that says how many of the device's compute units are busy, or {} if a launch can use all units.
+    """Return a detail for reports if the launch has too few programs to use all compute units; {} otherwise.
 
     ``program_count``: the number of Triton programs of the launch. ``unit_count``: the number of compute units of the
-    device, if known.
+    device, None if unknown.
     """
     if program_count < (unit_count or 0):
         return {"ran": f"{program_count} programs, so at most {program_count} of {unit_count} compute units are busy"}

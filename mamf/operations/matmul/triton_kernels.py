@@ -57,8 +57,7 @@ def multiply_with_pointers(  # type: ignore[no-untyped-def]
 ):
     """Compute C = A @ B. Load each element of A and B through its own pointer, and store C in row-major order.
 
-    - ``a_row_stride`` to ``b_column_stride``: the number of elements from the start of a row or column of A or B to the
-      start of the next one.
+    - ``a_row_stride`` to ``b_column_stride``: the distance between successive rows or columns of A or B, in elements.
     - ``IS_K_WHOLE_BLOCKS``: whether K is a multiple of BLOCK_K. ``SUM_DTYPE``: the dtype of the sums.
     - ``INPUT_PRECISION``, ``MAX_IMPRECISE_STEPS``: see ``tl.dot``.
     """

@@ -1,9 +1,9 @@
 """Multiply matrices with mamf's own kernels in Triton and Gluon.
 
-Each dtype has a few promising configurations. Each configuration is a kernel, and mamf measures which one is fastest.
-Triton is installed with torch on NVIDIA, AMD and Intel. It is faster than the vendors' libraries for some problems,
-mainly int8 on Hopper. Gluon is part of Triton 3.6 and later. Unlike in Triton, a program in Gluon decides which warps
-load operands and which multiply them.
+Each dtype has a few promising configurations. mamf measures each of them as a separate kernel. Triton is installed with
+torch on NVIDIA, AMD and Intel. It is faster than the vendors' libraries for some problems, mainly int8 on Hopper. Gluon
+is part of Triton 3.6 and later. Unlike in Triton, a program in Gluon decides which warps load operands and which
+multiply them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from mamf.operations.compilation import explain_triton_unavailability, get_archi
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.operations.matmul.torch_kernels import TorchMatmul, describe_busy_units
 
-#: How the tiles of C are assigned to programs. ``tile``: one program per tile. ``persistent``: only as many programs as
-#: the device runs at once, each of which computes many tiles. ``tma``: like ``persistent``, but tensor descriptors load
-#: operands.
+#: How programs share the tiles of C. ``tile``: each program computes one tile. ``persistent``: a launch has only as
+#: many programs as the device runs at once, and each program computes several tiles. ``tma``: like ``persistent``, but
+#: the kernel accesses the matrices through tensor descriptors.
 TileSchedule = Literal["tile", "persistent", "tma"]
 _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\d)s(?:/(persistent|tma))?", re.ASCII)
 
@@ -35,9 +35,11 @@ _CONFIGURATION_PATTERN = re.compile(r"(\d{1,4})x(\d{1,4})x(\d{1,4})/(\d{1,2})w(\
 class TritonConfiguration:
     """A configuration of the Triton matmul.
 
-    ``block_m``, ``block_n``: the rows and columns of a tile of C. ``block_k``: the number of terms of K that the kernel
-    adds per iteration of its loop. ``warps``: the number of warps of a program. ``stages``: the number of iterations
-    whose operands are loaded in advance. ``schedule``: see TileSchedule.
+    - ``block_m``, ``block_n``: the numbers of rows and columns of a tile of C.
+    - ``block_k``: the part of K that one iteration of the kernel's loop processes.
+    - ``warps``: the number of warps of a program.
+    - ``stages``: the number of iterations whose operands are loaded in advance.
+    - ``schedule``: see TileSchedule.
     """
 
     block_m: int
@@ -49,9 +51,9 @@ class TritonConfiguration:
 
     @classmethod
     def parse(cls, text: str) -> TritonConfiguration:
-        """Read the text that ``str`` writes, such as ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``.
+        """Parse the text of a configuration, such as ``128x256x64/8w3s`` or ``128x256x64/8w3s/tma``.
 
-        Raises UsageError for any other text, and for sizes that Triton does not support.
+        Raises UsageError if the text is malformed, or if Triton does not support the sizes.
         """
         match = _CONFIGURATION_PATTERN.fullmatch(text)
         if match is None:
@@ -131,13 +133,13 @@ def list_triton_configurations(runtime: str, dtype: str) -> list[TritonConfigura
 
 
 _FLOAT8_DTYPES = ("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
-# The number of rows of tiles in a group. The tiles of a group have consecutive numbers, so that programs that run at
-# once share operands in the cache.
+# The number of rows of tiles in a group. Tiles are numbered group by group, so that programs that run at the same time
+# share operands in the cache.
 _TILE_ROWS_PER_GROUP = 8
 # The number of compute units to assume if a device does not report the number.
 _ASSUMED_COMPUTE_UNITS = 64
-# The maximum number of warps of persistent programs per compute unit. Two programs with tiles of 128 x 128 and 4 warps,
-# or one program with a tile of 128 x 256 and 8 warps, fill the registers of the unit.
+# How many warps the persistent programs may have on one compute unit. Eight warps fill the registers of the unit: two
+# programs with tiles of 128 x 128 and 4 warps each, or one program with a tile of 128 x 256 and 8 warps.
 _MAX_WARPS_PER_UNIT = 8
 _DESCRIPTOR_ALIGNMENT_BYTES = 16
 _HOPPER_MAJOR_VERSION = 9
@@ -317,8 +319,8 @@ _GLUON_TILE_PATTERN = re.compile(r"(128|192)x256/([2-8])s", re.ASCII)
 #: The tiles to try, with as many stages as fit in shared memory, the most promising first.
 _GLUON_TILES = ("128x256/4s", "192x256/3s")
 _GLUON_TILE_COLUMNS = 256
-# The number of rows in a block of A, which four warps multiply at once, and the number of columns in a block of C,
-# which they store at once.
+# Four warps multiply one block of A at a time. The block has _GLUON_BLOCK_ROWS rows. The warps store C in blocks of
+# _STORED_BLOCK_COLUMNS columns.
 _GLUON_BLOCK_ROWS, _STORED_BLOCK_COLUMNS = 64, 128
 # A row of a block of A or B has _GLUON_BLOCK_ROW_BYTES bytes, the longest row that shared memory can swizzle. The row
 # stride of A, B and C must be a multiple of _GLUON_ROW_ALIGNMENT_BYTES bytes.
@@ -335,7 +337,7 @@ class GluonMatmul(TorchMatmul):
     dtypes = ("bfloat16", "float16")
     argument_description = "a tile"
     is_tried_by_default = False
-    #: The number of programs of a launch: one per compute unit of the device for which the kernel is prepared.
+    #: The number of programs of a launch. ``configure_for_shape`` sets it to the device's number of compute units.
     program_count = 1
 
     def __init__(self, tile: str | None = None) -> None:

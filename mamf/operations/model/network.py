@@ -169,7 +169,10 @@ class MixtureOfExperts(nn.Module):
         return output.transpose(0, 1).reshape(x.shape)
 
     def compute_expert_outputs(self, groups: torch.Tensor) -> torch.Tensor:
-        """Return the outputs of all experts. Expert i processes group i of ``groups``, [experts, tokens, d_model]."""
+        """Return the outputs of all experts. Expert i processes group i.
+
+        ``groups``: a tensor of the shape [experts, tokens, d_model].
+        """
         return (functional.silu(groups @ self.gate) * (groups @ self.up)) @ self.down
 
 

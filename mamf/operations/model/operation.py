@@ -28,8 +28,8 @@ TRAINING_PHASES: tuple[str, ...] = get_args(TrainingPhase)
 #: The FLOP of each phase of a training step, divided by the FLOP of a forward pass. A backward pass has two matmuls for
 #: each matmul of the forward pass.
 FLOP_FACTORS_BY_PHASE: Mapping[str, int] = {"forward": 1, "forward-backward": 3, "step": 3}
-#: For each phase of a training step: the minimum number of bytes that the phase reads or writes, as a multiple of the
-#: bytes of the parameters; and a text that says which data this is.
+#: For each phase of a training step: the minimum memory traffic, as a multiple of the bytes of the parameters, and a
+#: text that describes this traffic.
 _PARAMETER_TRAFFIC_BY_PHASE: Mapping[str, tuple[int, str]] = {
     "forward": (1, "parameters once"),
     "forward-backward": (2, "parameters and gradients once"),
@@ -60,7 +60,7 @@ class ModelShape(BaseShape):
 
 
 def _make_preset_field_metadata(help_text: str) -> Mapping[str, Any]:
-    """Return the metadata of a field that users rarely set directly, because the option --size sets the field."""
+    """Return the metadata of a field that --size sets. Help hides the field's own option, which users rarely need."""
     return describe(help_text, is_rare=True)
 
 
@@ -183,10 +183,11 @@ class ModelProblem(CheckedProblem):
     # -- parameters --------------------------------------------------------------------------------------------------
 
     def _count_layer_weights(self, experts: int) -> int:
-        """Return the number of weights in the matmuls of one layer with ``experts`` MLPs.
+        """Return the number of weights in the matmuls of one layer.
 
         The matmuls are the projections to Q, K, V and the output, the router of a mixture of experts, and the matrices
-        of each MLP: two in GPT-2, and three, one of them a gate, in other styles.
+        of each MLP: two in GPT-2, and three, one of them a gate, in other styles. ``experts``: the number of MLPs to
+        count.
         """
         projections = 2 * self.d_model * (self.heads + self.kv_heads) * self.head_dim
         router = self.d_model * self.experts if self.style == "moe" else 0
@@ -283,7 +284,7 @@ class ModelKernel(Kernel[ModelProblem, ModelShape]):
 
 #: The fields of ModelProblem that the title of a table shows only if they differ from their defaults.
 _FIELDS_HIDDEN_AT_DEFAULT = ("vocabulary", "tied", "autocast", "checkpointing", "optimizer", "data", "seed")
-#: The names of model families in titles, by the style of their blocks.
+#: The name of the model family in titles, by the ``style`` of ModelProblem.
 _FAMILY_BY_STYLE: Mapping[str, str] = {"gpt2": "GPT-2", "llama": "Llama 3"}
 
 

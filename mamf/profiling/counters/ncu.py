@@ -43,8 +43,8 @@ ACTIVE_WARPS_PERCENT, POSSIBLE_WARPS_PERCENT = (
     "sm__maximum_warps_per_active_cycle_pct",
 )
 INSTRUCTION_COUNT = "smsp__inst_executed.sum"
-#: For each resource that a block needs, such as registers, the metric that says how many blocks of a kernel fit on a
-#: compute unit if only this resource limits them. The resource with the smallest number limits the occupancy.
+#: For each resource that a block needs, such as registers: the metric that says how many blocks of a kernel would fit
+#: on a compute unit if no other resource limited them. The resource with the smallest number limits the occupancy.
 OCCUPANCY_LIMIT_METRICS = {
     "registers": "launch__occupancy_limit_registers",
     "shared memory": "launch__occupancy_limit_shared_mem",
@@ -243,8 +243,8 @@ MIN_BUSY_PERCENT = 60.0
 _MIN_KERNEL_SECONDS = 5e-6
 # A wave is the set of blocks that the device can run at once. With fewer waves than this, most of the device is idle.
 _MIN_WAVES = 0.5
-# If the device kernels of a launch run for less than this share of the time from one launch to the next, the gaps
-# between the kernels bound the speed. mamf measures that time with back-to-back launches, without ncu.
+# If the device kernels of a launch run for less than this share of the launch's time, the gaps between the kernels
+# bound the speed. The launch's time is the time from one launch to the next. mamf measures it without ncu.
 _MIN_KERNEL_TIME_SHARE = 0.7
 # If the longest device kernel takes at least this share of a launch's cycles, its bound is reported as the bound of the
 # whole launch, without the kernel's name.
@@ -323,8 +323,8 @@ def find_kernel_bound(kernel: DeviceKernelCounters) -> Bound:
 def compute_busy_percent_by_part(kernel: DeviceKernelCounters) -> dict[str, float | None]:
     """Return how busy a kernel keeps each part of the device, in percent of the part's peak; None if unknown.
 
-    For a group of parts, such as all pipes, ncu reports the percentage of the busiest part. If the result also contains
-    this part, set the group to None, so that reports name the part.
+    A group of parts, such as all pipes, is as busy as its busiest part. If the result also contains this part, the
+    group is None, so that reports name the part instead of the group.
     """
     get_percent = kernel.metrics.get
     tensor, units, dram, l2, pipes = (

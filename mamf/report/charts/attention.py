@@ -21,16 +21,12 @@ from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_with_binar
 from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
 from mamf.report.document import choose_unit, format_count
 
-# A chart of attention has a panel for each combination of values of the fields that vary between rows. The number of
-# heads and the batch size are exceptions, because sweeps often vary them together with the length or the head
-# dimension, to keep the total size constant. Their values get separate panels only if points would otherwise overlap.
-
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
 
 @dataclass(frozen=True)
 class Facet:
-    """A field that splits attention rows into panels.
+    """A field that splits attention rows into panels, with a panel for each value.
 
     - ``read_value``: returns the value of the field in a row. The values can be sorted.
     - ``format_value``: describes the value of the field in a row, for the title of a panel.
@@ -54,7 +50,8 @@ _ALWAYS_SPLIT_FACETS = (
     ),
     Facet(lambda row: row.problem.dtype, lambda row: str(row.problem.dtype)),
 )
-#: Facets whose values get separate panels only if points would otherwise overlap.
+#: Facets whose values get separate panels only if points would otherwise overlap. Sweeps often vary the number of heads
+#: and the batch size together with the length or the head dimension, to keep the total size constant.
 _OPTIONAL_SPLIT_FACETS = (
     Facet(lambda row: row.problem.sparsity, lambda row: f"sparsity {row.problem.sparsity:g}"),
     LENGTH_FACET,
@@ -79,8 +76,10 @@ def make_attention_chart(
     regime: str | None = None,
     directions: Sequence[str] | None = None,
 ) -> Chart | StackedChart:
-    """Draw attention kernels in one regime: lines against the sequence length (or the number of queries, if only that
-    varies), or bars if there is one length. Raises UsageError if there is no rate to draw.
+    """Draw the rates of attention kernels in one regime. Raises UsageError if there is no rate to draw.
+
+    The chart has lines against the sequence length, or against the number of queries if only this number varies. If
+    neither varies, the chart has bars.
 
     - ``regime``: the regime to draw; None for the first of the log.
     - ``directions``: the directions to draw, such as "fwd"; None for all.
@@ -135,7 +134,8 @@ def make_attention_chart(
 
 
 def _make_bar_panel(panel: Panel) -> StackedPanel:
-    """Convert a panel whose lines have only one point each to a panel with one bar for each line, the highest first.
+    """Replace the lines of a panel, which have one point each, by bars, the highest first.
+
     The label of a bar contains its MAMFU (share of the highest measured matmul rate).
     """
     bars = []
@@ -151,7 +151,7 @@ def count_facet_values(facet: Facet, rows: Iterable[Measurement]) -> int:
 
 
 def choose_facets(rows: Sequence[Measurement], get_x_position: Callable[[Measurement], float]) -> list[Facet]:
-    """Return facets that split the rows into panels in which each kernel has only one row at each position."""
+    """Choose facets that split rows into panels, so that a panel has only one row of each kernel at each position."""
     facets = list(_ALWAYS_SPLIT_FACETS)
     for facet in _OPTIONAL_SPLIT_FACETS:
         points = [(row.kernel, get_x_position(row), *read_facet_values(facets, row)) for row in rows]
@@ -167,11 +167,10 @@ def read_facet_values(facets: Iterable[Facet], row: Measurement) -> tuple[Any, .
 def _arrange_panels(
     rows: Sequence[Measurement], facets: Sequence[Facet], make_panel: Callable[[Sequence[Measurement]], Panel]
 ) -> tuple[tuple[Panel | None, ...], ...]:
-    """Arrange the panels in a grid. The columns differ in the values of some facets, and the rows in those of the
-    others.
+    """Arrange the panels in a grid. Some facets vary between the columns of the grid, and the others between its rows.
 
-    Take the facets in order. Use a facet for the columns if the grid then has at most four columns, and otherwise for
-    the rows. ``make_panel``: makes the panel of some rows.
+    Take the facets in order. A facet varies between columns if the grid then has at most four columns, and otherwise
+    between rows. ``make_panel``: makes the panel of some rows of the log.
     """
     column_facets: tuple[Facet, ...] = ()
     for facet in facets:
@@ -198,7 +197,7 @@ def _describe_constant_sizes(rows: Sequence[Measurement]) -> str:
 
 
 def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> list[str]:
-    """Return notes that name the ceilings to which MAMFU (share of the highest measured matmul rate) refers, and that
+    """Return notes that name the ceilings (highest measured matmul rates) from which MAMFU is computed, and that
     explain how the FLOP of attention are counted.
     """
     ceilings_by_key = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}

@@ -36,12 +36,13 @@ _PAGE_BAR_INCHES, _PAGE_GAP_INCHES, _PAGE_LINE_INCHES, _PAGE_FRAME_INCHES = 0.3,
 _MAX_PAGE_LABEL_CHARACTERS = 60
 # Height of the vertical axis, as a multiple of the height of the highest bar or interval.
 _AXIS_HEIGHT_FACTOR = 1.12
-# Minimum height of a part of a bar that shows its value: in image files as a share of the axis, and on web pages as a
-# share of the highest bar.
+# A part of a bar shows its value only if the part is at least this high: in image files as a share of the axis, and on
+# web pages as a share of the highest bar.
 _MIN_LABELED_PART_SHARE, _MIN_LABELED_PAGE_PART_SHARE = 0.045, 0.1
 _FAINT_OPACITY = 0.3
-# Labels below the bars of an image file: the number of characters in a line across the whole image, which the labels of
-# all bars share, and the minimum number of characters in a line of one label.
+# Labels below the bars are wrapped, so that the labels of all bars side by side have at most
+# _MAX_CHARACTERS_OF_ALL_LABELS characters across an image file. But a line of a label has at least
+# _MIN_LABEL_LINE_CHARACTERS characters.
 _MAX_CHARACTERS_OF_ALL_LABELS, _MIN_LABEL_LINE_CHARACTERS = 110, 10
 
 

@@ -60,8 +60,8 @@ class ClockPoint:
 class ClockChart(Picture):
     """A chart with the clock on the horizontal axis and the share of used cycles on the vertical axis.
 
-    ``tflops_per_mhz``: the TFLOPS per MHz of clock that all compute units together reach if they use every cycle. The
-    curves of equal TFLOPS are computed from this value.
+    ``tflops_per_mhz``: the TFLOPS that the device would reach at a clock of 1 MHz if all compute units used every
+    cycle. The curves of equal TFLOPS are computed from this value.
     """
 
     points: tuple[ClockPoint, ...]

@@ -32,7 +32,7 @@ _AXIS_MARGIN_SHARE = 0.045
 _MAX_TICKS = 10
 # Prefixes of units. The prefix at index i stands for the factor 1000**i or 1024**i.
 _PREFIXES = ("", "k", "M", "G", "T")
-# The tick labels of an axis that is as wide as an image file have at most this many characters in total.
+# The maximum number of characters of all tick labels together, if the axis is as wide as an image file.
 _MAX_TICK_LABEL_CHARACTERS = 140
 # Lines with at most this many points have large markers. Lines with more points are thin and have small markers.
 _MAX_LARGE_MARKERS = 100
@@ -232,9 +232,10 @@ def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
 
 
 def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
-    """Set the vertical scale of a panel: the scale that all panels share, or a separate scale if
-    ``chart.has_own_scales``. The shared scale begins at 0 if lines join the points and a panel has a ceiling, or if the
-    highest rate is more than twice the lowest.
+    """Set the vertical scale of a panel. All panels share one scale, unless ``chart.has_own_scales``.
+
+    The shared scale begins at 0 if lines join the points and a panel has a ceiling. It also begins at 0 if the highest
+    rate is more than twice the lowest.
     """
     panels = [panel] if chart.has_own_scales else chart.panels
     points = [point for each in panels for point in each.points]

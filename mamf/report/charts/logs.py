@@ -36,9 +36,10 @@ _MAX_LISTED_FAILURES = 4
 
 
 def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
-    """Return the point of a row at position ``x``. Its value is the rate by which rows are ranked, multiplied by
-    ``factor``. The point has no interval if the row has no interval for this rate. If several devices shared the run,
-    the rate is divided by the speed of the row's device relative to the first device.
+    """Return the point of a row at position ``x``. Its value is the rate by which mamf ranks rows, times ``factor``.
+
+    If several devices shared the run, the rate is scaled to the first device. The point has no interval if the interval
+    of the rate is unknown.
     """
     seconds = row.work_amount / row.comparable_rate / 1e12
     interval = row.comparable_interval
@@ -136,8 +137,11 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
 
 
 def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[int, Measurement], float], str]:
-    """Return the horizontal axis of a sweep, a function that computes the position of a row on this axis from its rank
-    and the row itself, and the dimensions that all shapes have in common, such as ``Mx4096x4096``.
+    """Return three values for the chart of a sweep:
+
+    - the horizontal axis
+    - a function that takes the rank of a row and the row, and returns the position of the row on this axis
+    - a text with the dimensions that all shapes share, such as ``Mx4096x4096``
     """
     varying = [name for name in "mnk" if len({getattr(row.shape, name) for row in rows}) > 1]
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
@@ -159,8 +163,9 @@ def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[in
 def make_find_chart(
     rows: Sequence[Measurement], ceilings: Mapping[str, Ceiling], header: Mapping[str, Any], regime: str | None = None
 ) -> Chart:
-    """Draw the rows of ``mamf find``, which searches for the fastest matmul, in the order of measurement, with a color
-    for each phase of the search and a panel for each regime.
+    """Draw the rows of ``mamf find``, which searches for the fastest matmul, in the order of measurement.
+
+    Each regime has a panel, and each phase of the search has a color.
     """
     regimes = choose_regimes(rows, regime)
     confirmed = {name: ceilings[name] for name in regimes if name in ceilings}
@@ -188,8 +193,8 @@ def make_find_chart(
 
 # -- charts of kernels of any operation --------------------------------------------------------------------------------
 
-#: The label of the horizontal axis of operations whose charts show rates by FLOP. The ticks of this axis have decimal
-#: prefixes. Those of other axes have binary prefixes.
+#: The label of the horizontal axis of charts that show rates by FLOP. The ticks of this axis have decimal prefixes. The
+#: ticks of other axes have binary prefixes.
 _FLOP_AXIS_LABEL = "FLOP"
 
 
@@ -281,9 +286,11 @@ def make_model_chart(
     header: Mapping[str, Any],
     regime: str | None = None,
 ) -> StackedChart:
-    """Draw the parts of training steps as stacked bars against the context length, with a panel for each kernel and
-    model, or all bars in one panel if there is one context length. The label of a bar contains the MAMFU (share of the
-    highest measured matmul rate) of the longest phase, or its TFLOPS if no ceiling is known.
+    """Draw each training step as a bar, stacked from the parts of the step, such as the forward pass.
+
+    Each kernel and model has a panel with a bar for each context length. If all steps have the same context length, one
+    panel has all bars. The label of a bar contains the MAMFU (share of the highest measured matmul rate) of the longest
+    phase, or its TFLOPS if no ceiling is known.
 
     ``known_ceilings``: the ceilings from which MAMFU is computed. Raises UsageError if the log has no rates.
     """

@@ -320,8 +320,10 @@ class Style:
 
 
 def choose_styles(names: Iterable[str]) -> dict[str, Style]:
-    """Choose a style for each name. Names of well-known kernels, regimes and parts always get the same style. Any other
-    name gets a color from a hash of the name, or the next free color if another name in ``names`` already has this one.
+    """Choose a style for each name. Names of well-known kernels, regimes and parts always get the same style.
+
+    The color of any other name comes from a hash of the name. If another name in ``names`` already has this color, use
+    the next free color.
     """
     distinct_names = sorted(set(names))
     indices = {name: _STYLE_INDEX_BY_NAME[name] for name in distinct_names if name in _STYLE_INDEX_BY_NAME}

@@ -90,7 +90,7 @@ class Roofs:
             return f"no {make_dtype_label(row.problem)} {row.regime} ceiling is known: measure it with '{find_command}'"
         if (MEMORY_LEVEL, row.regime) in self.bandwidth_ceilings or not reads_operands(row.problem):
             return None
-        find_command = f"mamf find --operation bandwidth --regime {row.regime}"
+        find_command = f"mamf find --operation bandwidth --set pattern=read --regime {row.regime}"
         return f"the memory bandwidth in {row.regime} is not known: measure it with '{find_command}'"
 
 
@@ -208,4 +208,7 @@ def require_same_device(device: tuple[str, str | None], other_device: tuple[str,
     (name, uuid), (other_name, other_uuid) = device, other_device
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         cards = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
-        raise IncomparableError(f"the logs are from {cards}: use logs of one card, or 'mamf roofline --anyway'")
+        raise IncomparableError(
+            f"cannot compare {cards}: give logs of one card with --ceiling; only 'mamf roofline' compares two cards, "
+            "with --anyway"
+        )

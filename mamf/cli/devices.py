@@ -323,7 +323,8 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     if missing := [device for device in indices if device >= count]:
         existing = [device for device in indices if device < count]
         remedy = f"; use --devices {' '.join(map(str, existing))}" if existing else ""
-        raise UnavailableError(f"{backend_name} has only {count} devices, and no device {missing[0]}{remedy}")
+        count_text = "1 device" if count == 1 else f"{count} devices"
+        raise UnavailableError(f"{backend_name} has only {count_text}, and no device {missing[0]}{remedy}")
     return indices
 
 

@@ -41,15 +41,10 @@ from mamf.report.document import (
     format_rate,
     make_interval_columns,
 )
+from mamf.report.explanation import make_explanation_document, make_waterfall_chart, make_waterfall_steps
+from mamf.report.overlap import make_overlap_chart, make_overlap_document
 from mamf.report.roofline import make_roofline_chart, make_roofline_document
 from mamf.report.shares import make_problem_title_in_words
-from mamf.report.studies import (
-    make_explanation_document,
-    make_overlap_chart,
-    make_overlap_document,
-    make_waterfall_chart,
-    make_waterfall_steps,
-)
 from mamf.report.verification import count_verified_items, make_verification_document
 
 if TYPE_CHECKING:

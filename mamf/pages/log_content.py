@@ -50,6 +50,7 @@ from mamf.report.imported import (
     make_finder_document,
     make_side_by_side_chart,
 )
+from mamf.report.overlap import compute_kept_rate_ranges
 from mamf.report.page import CopyableCommand, Fact, PagePart, Section
 from mamf.report.rows import describe_row_interval, select_ranked_rows
 from mamf.report.shares import (
@@ -59,7 +60,6 @@ from mamf.report.shares import (
     make_ceiling_title,
     make_problem_title_in_words,
 )
-from mamf.report.studies import compute_kept_rate_ranges
 from mamf.report.verification import yield_verdict_lines
 
 #: Maximum number of headline figures on a page, and of rows in a table.

@@ -197,7 +197,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
     if best_first:
         return
     if regimes := [each for each in roofs.regimes if (MEMORY_LEVEL, each) not in roofs.bandwidth_ceilings]:
-        find_command = f"mamf find --operation bandwidth --regime {' '.join(regimes)}"
+        find_command = f"mamf find --operation bandwidth --set pattern=read --regime {' '.join(regimes)}"
         yield f"no memory bandwidth is known in {' and '.join(regimes)}: measure it with '{find_command}'"
     for (dtype, regime), ceiling in roofs.matmul_ceilings.items():
         balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)

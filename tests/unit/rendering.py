@@ -1,11 +1,11 @@
 """Reports as text, as tests ask for them."""
 
 from mamf.profiling.log import make_profile_document
+from mamf.report.explanation import make_explanation_document
 from mamf.report.formats import FORMATTERS
 from mamf.report.kernels import make_kernels_document
 from mamf.report.roofline import make_roofline_document
 from mamf.report.shares import ShareCalculator
-from mamf.report.studies import make_explanation_document
 
 
 def render(form, rows, header, summary, top=None, width=None, ceilings=None, roofs=None, known=None, shared=None):

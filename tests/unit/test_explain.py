@@ -1,5 +1,6 @@
 """Where the datasheet's FLOPS went: as data, and by ``mamf explain`` in virtual time."""
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -13,7 +14,14 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
-from mamf.report.studies import make_waterfall_chart, make_waterfall_steps
+from mamf.report.explanation import (
+    NO_LOSS_CAUSE,
+    NOISE_CAUSE,
+    make_explanation_document,
+    make_waterfall_chart,
+    make_waterfall_steps,
+)
+from mamf.report.formats import FORMATTERS
 from mamf.statistics import summarize_samples
 from mamf.testing import SimulatedBackend
 
@@ -116,10 +124,35 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
             row("normal", 940.0),
             "the kernel was faster on real data than on zeros, so the device was not at rest: measure again",
         ),
+        (row("zeros", 864.0, spread=0.1), row("normal", 600.0, spread=0.1), NOISE_CAUSE),  # known, but they overlap
+        (row("zeros", 940.0), row("normal", 862.0, spread=0.5), NOISE_CAUSE),
+        (row("zeros", 940.0), row("normal", 40.0), NOISE_CAUSE),
     ],
 )
 def test_the_cause_of_what_data_cost_is_what_the_rows_say(zeros, normal, cause):
     assert make_waterfall_steps([zeros, normal], H200)[3].cause == cause
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "to_normal"),
+    [
+        ([*ROWS[1:], row("normal", 862.0, spread=0.5)], [-12, None, None], [None] * 4),
+        ([*ROWS[1:], row("normal", 40.0)], [-12, -96, 1668], [2250, 2242, 2100, 0]),
+    ],
+)
+def test_a_report_of_noise_asks_to_measure_again(rows, changes, to_normal):
+    def round_changes(entries, name):
+        return [each[name] and round(100 * each[name]) for each in entries]
+
+    documents = [
+        make_explanation_document(make_waterfall_steps(measured, H200), measured, ["here"]) for measured in (ROWS, rows)
+    ]
+    noisy = json.loads(FORMATTERS["json"](documents[1]))
+    assert round_changes(noisy["steps"][2:], "change") == changes
+    assert round_changes(noisy["burst_by_data"], "change_to_normal") == to_normal
+    texts = [FORMATTERS["markdown"](document) for document in documents]
+    assert ["too noisy to compare these rates: measure again" in text for text in texts] == [False, True]
+    assert NO_LOSS_CAUSE not in texts[1]
 
 
 def test_the_picture_has_a_bar_for_each_step_and_no_label_touches_another():

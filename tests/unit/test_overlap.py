@@ -25,7 +25,7 @@ from mamf.kinds.registry import make_log_chart
 from mamf.logs.run_log import read_run_log
 from mamf.operations.overlap import MIN_OVERLAP_SHAPE, OverlapProblem, OverlapShape
 from mamf.report.formats import format_for_terminal
-from mamf.report.studies import (
+from mamf.report.overlap import (
     OverlapPair,
     describe_predicted_steps,
     find_complete_pairs,

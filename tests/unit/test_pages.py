@@ -126,6 +126,12 @@ def test_without_matplotlib_the_command_warns_once(run, monkeypatch):
     assert code == 0 and err.count("the page has no pictures, because drawing needs matplotlib") == 1
 
 
+def test_a_page_is_html(run):
+    code, out, err = run("report", str(FIND), "-o", "page.pdf")
+    assert (code, out, err) == (2, "", "mamf: cannot write page.pdf: its name must end with .html or .htm\n")
+    assert not (run.folder / "page.pdf").exists()
+
+
 def test_a_page_of_many_logs_begins_with_the_highest_ceiling_of_each_dtype_and_regime():
     logs = [*sorted(H200.glob("attention-*.jsonl"))[:5], *sorted(H200.glob("find-bfloat16-*.jsonl"))[:8]]
     page = make_report_page(logs)

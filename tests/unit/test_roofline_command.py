@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import library
 import pytest
@@ -71,6 +72,7 @@ def test_finds_that_are_there_are_continued_and_print_to_stderr(run, here):
 def test_a_missing_memory_roof_has_a_reason(run, here):
     code, out, _ = run("roofline", "--ceiling", CEILING_REGIMES[0])
     assert code == 0 and "no memory bandwidth is known in burst and sustained: measure it with" in out
+    assert "'mamf find --operation bandwidth --set pattern=read --regime burst sustained'" in out
     assert "no memory bandwidth" not in run("roofline", "--ceiling", *CEILING_REGIMES)[1]
     assert run("bandwidth", "--pattern", "read", "--size", "1MiB", "--output", "small.jsonl")[0] == 0
     code, _, err = run("roofline", "--ceiling", "small.jsonl")
@@ -134,9 +136,51 @@ def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):
     assert (code, len(began)) == (130, 1) and "bfloat16" in out
 
 
-def test_a_budget_that_ends_too_soon_says_how_to_continue(run, here):
-    code, _, err = run("roofline", "--budget", "0.01s", "--output-folder", "short")
-    assert code == 2 and "continue with 'mamf roofline --output-folder short'" in err
+def test_a_budget_that_ends_too_soon_says_how_to_continue(run, here, monkeypatch):
+    told = "no ceiling yet; to continue, repeat the command with --output-folder short"
+    code, out, err = run("roofline", "--budget", "0.01s", "--output-folder", "short")
+    assert code == 0 and f"short/bfloat16.jsonl and short/cache.jsonl: {told}" in err and "memory" in out
+    for name in LOGS[1:]:
+        (here / "short" / name).unlink()
+    monkeypatch.setattr(roofline, "run_command", lambda typed: 130)
+    code, _, err = run("roofline", "--output-folder", "short")
+    assert code == 2 and f"short/bfloat16.jsonl: {told}" in err
+
+
+@pytest.mark.parametrize(("first", "second"), [("12s", "3m"), ("10m", "30s")])
+def test_another_budget_continues_the_search_that_is_there(run, here, first, second):
+    for budget in (first, second):
+        code, _, err = run("roofline", "--budget", budget, "--output-folder", "again")
+        assert code == 0 and "contradicts" not in err, err
+        assert ("--quick" in err) == (first == "12s")
+
+
+def test_rows_that_read_memory_are_a_roof_although_none_is_confirmed(run, here):
+    (here / "half").mkdir()
+    shutil.copy(here / CEILING_REGIMES[0], here / "half")
+    lines = (here / CEILING_REGIMES[1]).read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line)["record"] not in ("ceiling", "summary")]
+    (here / "half" / "memory.jsonl").write_text("".join(kept[:4]))
+    code, out, _ = run("roofline", "--output-folder", "half", "--budget", "0.01s")
+    assert code == 0 and any(line.startswith("memory ") for line in out.splitlines()), out
+
+
+def test_a_log_of_another_card_is_refused_before_anything_is_measured(run, here):
+    assert run("sweep", "--shapes", "64x64x64", "--output", "sweep.jsonl")[0] == 0
+    text = (here / "sweep.jsonl").read_text()
+    (here / "sweep.jsonl").write_text(text.replace("Simulated H100", "Simulated H200"))
+    code, _, err = run("roofline", "sweep.jsonl", "--output-folder", "fresh")
+    assert code == 2 and "cannot compare Simulated H100 and Simulated H200: give logs of one card" in err
+    assert not (here / "fresh").exists()
+    assert run("roofline", "sweep.jsonl", "--output-folder", "roofs", "--anyway")[0] == 0
+
+
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_measured(run, here, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    for command in (["roofline", "--output-folder", "fresh"], ["explain", "--shape", "8x8x8", "--output", "fresh"]):
+        code, _, err = run(*command, "--picture", "fresh.png")
+        assert code == 2 and "drawing needs matplotlib: pip install matplotlib" in err and err.count("\n") == 1
+        assert not (here / "fresh").exists()
 
 
 def test_a_dry_run_names_each_find(run, here):
@@ -170,7 +214,7 @@ def test_another_card_is_refused_unless_asked_for(run, here):
     assert run("sweep", "--shapes", "64x64x64", "--output", "sweep.jsonl")[0] == 0
     for command in (["show", "sweep.jsonl"], ["sweep", "--shapes", "64x64x64"]):
         code, _, err = run(*command, "--ceiling", "other.jsonl")
-        assert code == 2 and "use logs of one card, or 'mamf roofline --anyway'" in err
+        assert code == 2 and "give logs of one card with --ceiling; only 'mamf roofline'" in err
 
 
 def test_a_ceiling_with_an_unknown_interval_is_refused(run, here):

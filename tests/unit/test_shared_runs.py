@@ -417,6 +417,11 @@ def test_bad_devices_are_a_line(run, monkeypatch, arguments, message):
     assert_refused(run("sweep", "--backend", "simulated", *arguments), message)
 
 
+def test_a_machine_of_one_device_is_told_in_the_singular(run, monkeypatch):
+    monkeypatch.setattr(simulated_node.Node, "count_devices", classmethod(lambda cls: 1))
+    assert_refused(run("sweep", "--backend", "simulated", "--devices", "7"), "has only 1 device, and no device 7")
+
+
 def test_what_no_device_can_measure_is_one_line_and_no_folder(run, monkeypatch):
     inline_children.install(monkeypatch)
     code, out, err = run("sweep", "--operation", "copies", "--backend", "simulated", "--devices", "0", "2")

@@ -195,7 +195,7 @@ class OverlapSession(Session):
         return _RankStrategy(strategy, find_rank_place(os.environ), [row.key for row in setup.row_by_key.values()])
 
     def make_document(self, log: RunLog) -> Document:
-        from mamf.report.studies import make_overlap_document
+        from mamf.report.overlap import make_overlap_document
 
         step_to_predict = self.options.flop and (self.options.flop, self.options.bytes)
         return make_overlap_document(log.measurements, log.header, log.summary, self.options.top, step_to_predict)

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from mamf.cli.terminal import add_shared_options, print_line, warn
+from mamf.errors import UsageError
 from mamf.files import create_file_atomically, write_file_atomically
 
 EXAMPLES = """examples:
@@ -18,6 +19,7 @@ EXAMPLES = """examples:
   mamf report before.jsonl after.jsonl -o both.html   side by side, and compared
   mamf report FOLDER                                  a folder of 'mamf node', of 'mamf autoprofile', or of logs
 """
+_PAGE_SUFFIXES = (".html", ".htm")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -44,6 +46,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.charts.picture import NO_MATPLOTLIB_REASON, make_file_exists_error
     from mamf.report.page import render_page
 
+    if options.output.suffix.lower() not in ("", *_PAGE_SUFFIXES):
+        raise UsageError(f"cannot write {options.output}: its name must end with {' or '.join(_PAGE_SUFFIXES)}")
     with ExitStack() as open_files, pause_garbage_collection():
         paths = [path if path.is_dir() else open_files.enter_context(open_as_local_path(path)) for path in options.logs]
         show_progress = partial(tqdm, file=sys.stderr, disable=None, leave=False)

@@ -9,6 +9,7 @@ import json
 import shlex
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +27,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
-from mamf.errors import ROOF_EXPORT_FORMATS, UsageError
+from mamf.errors import ROOF_EXPORT_FORMATS, RunLogError, UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
 from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
 
@@ -91,9 +92,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
+    from mamf.ceilings.roof import Roofs
     from mamf.cli.resuming import format_option_name
     from mamf.logs.compare import require_same_card
     from mamf.logs.roofs import build_roofs_from_logs
+    from mamf.plugins.discovery import open_backend
     from mamf.report.charts.picture import check_image_path, draw_figure, make_file_exists_error, save_figure
     from mamf.report.document import describe_machine
     from mamf.report.roofline import (
@@ -120,7 +123,10 @@ def run_with_options(options: argparse.Namespace) -> int:
                 "measures nothing"
             )
     if options.ceiling is None:
-        options.ceiling, exit_code = _run_ceiling_searches(options)
+        backend = open_backend(options.backend or "auto", options.device or 0)
+        for log in () if options.anyway else row_logs:  # Refuse logs of another card before mamf measures.
+            require_same_card(log, Roofs(backend.info.name, backend.info.uuid_hash))
+        options.ceiling, exit_code = _run_ceiling_searches(options, backend)
         if options.dry_run:
             return exit_code
     logs = [read_log(path) for path in options.ceiling]
@@ -151,23 +157,23 @@ def run_with_options(options: argparse.Namespace) -> int:
     return exit_code
 
 
-def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]:
+def _run_ceiling_searches(options: argparse.Namespace, backend: Backend) -> tuple[list[Path], int]:
     """Run the searches for the ceilings, or continue interrupted searches. Each search writes a log into the output
     folder.
 
-    Return the paths of the logs that have a ceiling, and the highest exit code of the searches. Raises UsageError if no
-    log has a ceiling.
+    Return the paths of the logs that have a ceiling or a read bandwidth, and the highest exit code of the searches.
+    Raises UsageError if there is no such log.
     """
-    from mamf.plugins.discovery import open_backend
+    from mamf.logs.roofs import find_read_bandwidths
 
     folder: Path = options.output_folder or Path(f"roofline-{datetime.now():%Y%m%d-%H%M%S}")
     if options.crashed_run:
         folder = options.crashed_run.log_path.parent
-    backend, exit_code, paths = open_backend(options.backend or "auto", options.device or 0), 0, list[Path]()
+    exit_code, paths = 0, list[Path]()
     if not options.dry_run:
         make_folder(folder)
     with redirect_reports(sys.stderr):
-        for name, arguments in _yield_search_arguments(options, backend):
+        for name, arguments in _yield_search_arguments(options, backend, folder):
             paths.append(folder / f"{name}.jsonl")
             find_command = [
                 "find",
@@ -179,17 +185,26 @@ def _run_ceiling_searches(options: argparse.Namespace) -> tuple[list[Path], int]
             if exit_code == INTERRUPTED_EXIT_CODE:
                 break
     logs_by_path = {path: read_log(path) for path in paths if path.exists()}
-    logs_with_ceiling = [path for path, log in logs_by_path.items() if log.matmul_ceilings or log.other_ceilings]
-    if not logs_with_ceiling and not options.dry_run:
-        raise UsageError(
-            f"mamf could not confirm a ceiling: continue with 'mamf roofline --output-folder {folder}', and give a "
-            "longer --budget if the time is too short"
+    logs_with_ceiling = [
+        path
+        for path, log in logs_by_path.items()
+        if log.matmul_ceilings or log.other_ceilings or find_read_bandwidths(log, backend.info.cache_bytes)
+    ]
+    if not options.dry_run and (incomplete_paths := [path for path in paths if path not in logs_with_ceiling]):
+        message = (
+            f"{' and '.join(map(str, incomplete_paths))}: no ceiling yet; to continue, repeat the command with "
+            f"--output-folder {folder}, and with a longer --budget if the time was too short"
         )
+        if not logs_with_ceiling:
+            raise UsageError(message)
+        warn(message)
     return logs_with_ceiling, exit_code
 
 
-def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> Iterator[tuple[str, list[str]]]:
-    """Yield, for each search, its name and its arguments for ``mamf find``.
+def _yield_search_arguments(
+    options: argparse.Namespace, backend: Backend, folder: Path
+) -> Iterator[tuple[str, list[str]]]:
+    """Yield, for each search, its name and its arguments for ``mamf find``. ``folder``: the folder of the logs.
 
     There is a search for the matmul ceilings of each dtype, one for the bandwidth of memory (with arrays larger than
     the last-level cache), and one for the bandwidth of this cache (with arrays that fit in it).
@@ -207,9 +222,9 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
         *(options.regime or CEILING_REGIMES),
         *(["--notes", options.notes] if options.notes else []),
     ]
-    quick_options = ["--quick"] if dtype_seconds < _MIN_THOROUGH_SEARCH_SECONDS else []
     for dtype in dtypes:
-        yield dtype, ["--dtype", dtype, "--budget", f"{dtype_seconds}s", *quick_options, *shared_options]
+        quick_options = ["--quick"] if _is_quick_search(folder / f"{dtype}.jsonl", dtype_seconds) else []
+        yield dtype, ["--dtype", dtype, "--budget", f"{dtype_seconds:g}s", *quick_options, *shared_options]
     cache_bytes = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
     max_bytes = (
         backend.read_free_memory_bytes() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES
@@ -235,7 +250,19 @@ def _yield_search_arguments(options: argparse.Namespace, backend: Backend) -> It
                 *arguments,
                 *(str(BandwidthShape(size)) for size in sizes),
                 "--budget",
-                f"{_BANDWIDTH_SHARE_OF_DTYPE_BUDGET * dtype_seconds}s",
+                f"{_BANDWIDTH_SHARE_OF_DTYPE_BUDGET * dtype_seconds:g}s",
                 *shared_options,
             ],
         )
+
+
+def _is_quick_search(log_path: Path, seconds: float) -> bool:
+    """Return whether to search with --quick. An existing log decides, because a search that continues cannot change
+    this option. Without a log, the search is quick if it has less than _MIN_THOROUGH_SEARCH_SECONDS.
+    """
+    from mamf.logs.run_log import read_run_log
+
+    is_quick = seconds < _MIN_THOROUGH_SEARCH_SECONDS
+    with suppress(RunLogError):  # 'mamf find' reports a log that cannot be read, or starts a new one.
+        is_quick = getattr(read_run_log(log_path).plan.options, "is_quick", is_quick)
+    return is_quick

@@ -15,6 +15,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -371,11 +372,13 @@ def make_file_exists_error(path: Path) -> UsageError:
 
 def check_image_path(path: Path, overwrite: bool) -> str:
     """Return the type of an image file from its suffix. Raises UsageError if the suffix is neither .png nor .svg, or if
-    the file exists and must not be overwritten.
+    the file exists and must not be overwritten. Raises UnavailableError if matplotlib is not installed.
     """
     kind = path.suffix.removeprefix(".").lower()
     if kind not in IMAGE_FILE_TYPES:
         raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(IMAGE_FILE_TYPES)}")
     if path.exists() and not overwrite:
         raise make_file_exists_error(path)
+    if find_spec("matplotlib") is None:
+        raise UnavailableError(NO_MATPLOTLIB_REASON)
     return kind

@@ -1,53 +1,42 @@
-"""Report and draw two studies of a matmul.
+"""Report and draw a run of ``mamf explain``, which shows why a matmul does not reach the rate of the datasheet.
 
-``mamf explain`` shows why a matmul does not reach the rate of the datasheet. A waterfall chart leads from this rate
-down to the sustained rate, with a cause for each loss. ``mamf overlap`` shows how much a matmul and other work slow
-each other down if they run at the same time, and how short a training step with both can be.
+A waterfall chart leads from this rate down to the sustained rate, with a cause for each loss.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from mamf.backend import DeviceInfo
-from mamf.errors import UsageError
-from mamf.measurement import TERA, Measurement, group_pairs
-from mamf.operations.bandwidth.operation import BandwidthShape
-from mamf.operations.overlap import MATMUL_WORK, OTHER_WORK
+from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, UsageError
+from mamf.measurement import TERA, Measurement
 from mamf.peaks import find_datasheet_rate
 from mamf.plans import BURST, SUSTAINED
 from mamf.plausibility import compute_theoretical_flops, find_flop_per_cycle
-from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar, StackedChart, StackedPanel
-from mamf.report.charts.logs import describe_machine_briefly, describe_row_failures
+from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
+from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.document import (
-    MAX_KNOWN_HALF_WIDTH,
     Answer,
     Block,
     Column,
     Document,
     Lines,
     Table,
-    describe_counted_work,
-    describe_end,
-    describe_machine,
     format_four_digits,
-    format_half_width,
     format_percent,
     make_interval_columns,
-    make_rate_key,
     make_sensor_columns,
 )
-from mamf.report.rows import describe_failures
 from mamf.statistics import Interval
 
 NORMAL_DATA, ZERO_DATA = "normal", "zeros"
 #: Causes that the waterfall states if random operands ("real data") were not measurably slower than zeros.
 NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
-NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel"
+NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel: measure again"
+#: The values of the operands never change the rate of a kernel by more than this factor, so a larger ratio is noise.
+_MAX_DATA_EFFECT_FACTOR = 2.0
 #: Reports say that a device is at its power limit if its power is at least this share of the limit.
 _MIN_POWER_LIMIT_SHARE = 0.95
 
@@ -59,7 +48,8 @@ class WaterfallStep:
     - ``tflops``: the rate at this step, None if it is unknown.
     - ``cause``: what lowered the rate, or why it is unknown.
     - ``row``: the measured row, None for a computed rate.
-    - ``previous_tflops``: TFLOPS of the last known step above this one.
+    - ``previous_tflops``: TFLOPS of the last known step above this one; None if there is no such step, or if one of the
+      two was measured with an unknown interval.
     """
 
     name: str
@@ -70,7 +60,9 @@ class WaterfallStep:
 
     @property
     def change_share(self) -> float | None:
-        """The change of the rate since the last known step above, as a share of the rate of that step."""
+        """The change of the rate since the last known step above, as a share of the rate of that step; None if it is
+        unknown.
+        """
         return self.tflops / self.previous_tflops - 1 if self.tflops is not None and self.previous_tflops else None
 
     @property
@@ -109,15 +101,29 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
             _make_measured_step("burst, normal data", normal, _describe_data_cost(zeros, normal)),
             _make_measured_step("sustained, normal data", sustained, _describe_power_cost(sustained, info)),
         ]
-    known_rates: list[float | None] = [None]
+    last_known, linked_steps = WaterfallStep("", None, ""), list[WaterfallStep]()
     for step in steps:
-        known_rates.append(known_rates[-1] if step.tflops is None else step.tflops)
-    return [replace(step, previous_tflops=before) for step, before in zip(steps, known_rates, strict=False)]
+        is_uncertain = _has_unknown_interval(step.row) or _has_unknown_interval(last_known.row)
+        linked_steps.append(replace(step, previous_tflops=None if is_uncertain else last_known.tflops))
+        last_known = last_known if step.tflops is None else step
+    return linked_steps
+
+
+def _has_unknown_interval(row: Measurement | None) -> bool:
+    return row is not None and row.ok and not row.interval.is_known
 
 
 def rank_burst_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     """Return the burst rows that have a figure, on all kinds of data, fastest first."""
     return sorted((row for row in rows if row.regime == BURST and row.ok), key=lambda row: -row.best_rate)
+
+
+def has_noisy_rows(rows: Sequence[Measurement]) -> bool:
+    """Return whether the rows are too noisy to compare: an interval is unknown, or the burst rates on different data
+    differ too much.
+    """
+    rates = [row.best_rate for row in rank_burst_rows(rows)]
+    return any(map(_has_unknown_interval, rows)) or bool(rates and rates[0] > _MAX_DATA_EFFECT_FACTOR * rates[-1])
 
 
 def find_row_on_data(rows: Iterable[Measurement], data: str, regime: str) -> Measurement | None:
@@ -186,12 +192,17 @@ def _describe_timer_accuracy(row: Measurement | None) -> str:
 
 def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -> str:
     """Explain why random operands make the kernel slower than zeros. If the intervals of the two rates overlap, say
-    that the difference is not significant. Return an empty string if a rate is missing.
+    that the difference is not significant, or that it is too noisy to tell. Return an empty string if a rate is
+    missing.
     """
     if zeros is None or normal is None or not zeros.ok or not normal.ok:
         return ""
-    if zeros.rate_interval.overlaps(normal.rate_interval):
-        return NOISE_CAUSE if not (zeros.interval.is_known and normal.interval.is_known) else NO_LOSS_CAUSE
+    overlaps = zeros.rate_interval.overlaps(normal.rate_interval)
+    differs = abs(normal.best_rate / zeros.best_rate - 1) > DEFAULT_COMPARISON_TOLERANCE
+    if has_noisy_rows([zeros, normal]) or (overlaps and differs):
+        return NOISE_CAUSE
+    if overlaps:
+        return NO_LOSS_CAUSE
     if normal.best_rate > zeros.best_rate:
         return "the kernel was faster on real data than on zeros, so the device was not at rest: measure again"
     return "real data cost energy, which lowers the clock"
@@ -239,11 +250,17 @@ def make_explanation_document(
         Column(
             "change_to_normal",
             "to normal",
-            lambda row: row.best_rate / normal.best_rate - 1 if normal is not None and normal.ok else None,
+            lambda row: (
+                row.best_rate / normal.best_rate - 1
+                if normal is not None and normal.ok and not any(map(_has_unknown_interval, (row, normal)))
+                else None
+            ),
             format_change,
         ),
         *make_sensor_columns(lambda row: row.conditions),
     ]
+    noise = "the machine was too noisy to compare these rates: measure again while no other program uses it"
+    noise_lines = [noise] if has_noisy_rows(rows) else []
     blocks: list[Block] = [
         Lines(top_lines),
         Table(
@@ -251,7 +268,7 @@ def make_explanation_document(
         ),
         Table(data_columns, rank_burst_rows(rows), key="burst_by_data"),
         Lines(end_lines),
-        Answer(describe_waterfall_result(steps)),
+        Answer([*describe_waterfall_result(steps), *noise_lines]),
     ]
     return Document("Where the FLOPS went", blocks)
 
@@ -277,7 +294,7 @@ def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
     return [f"{last}: {format_four_digits(rate)} TFLOPS{share}{loss}"]
 
 
-# -- chart of the waterfall, and the study of overlap ------------------------------------------------------------------
+# -- chart of the waterfall --------------------------------------------------------------------------------------------
 
 _LOST_PART_NAME = "lost since the step before"
 
@@ -318,183 +335,3 @@ def _make_step_bar(step: WaterfallStep) -> StackedBar:
     note = "" if step.change_share is None else format_change(step.change_share)
     ends = (interval.low, interval.high) if interval else None
     return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)
-
-
-@dataclass(frozen=True)
-class OverlapPair:
-    """A matmul and other work (reads or copies of a buffer), each measured alone and while both run.
-
-    ``rows``: the four measured rows. A key is the work that a row times, and whether this work ran alone.
-    """
-
-    rows: Mapping[tuple[str, bool], Measurement]
-
-    @property
-    def matmul_row(self) -> Measurement:
-        return self.rows[MATMUL_WORK, False]
-
-    def compute_kept_rate_share(self, timed_work: str) -> float:
-        """Return the rate of the work ``timed_work`` while both run, divided by its rate alone."""
-        return self.rows[timed_work, False].best_rate / self.rows[timed_work, True].best_rate
-
-    def compute_relative_half_width(self, timed_work: str) -> float:
-        """Return the relative half-width of the interval of ``compute_kept_rate_share``: 0.01 means +-1 %."""
-        return math.hypot(*(self.rows[timed_work, alone].relative_half_width for alone in (False, True)))
-
-    def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
-        """Predict how many seconds a step takes with and without overlap. With overlap, the matmul and the other work
-        start together. When one of them ends, the rest of the other runs alone. Without overlap, they run one after the
-        other.
-
-        - ``flop``: FLOP of the matmul in the step.
-        - ``nbytes``: bytes of the buffer of the other work in the step.
-        """
-        amounts = {
-            MATMUL_WORK: flop / self.matmul_row.flop,
-            OTHER_WORK: nbytes / self.matmul_row.shape.nbytes,
-        }
-        alone, both = (
-            {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
-        )
-        first_end = min(both.values())
-        return first_end + sum(alone[each] * (1 - first_end / both[each]) for each in both), sum(alone.values())
-
-    @property
-    def buffer_size_text(self) -> str:
-        """The size of the buffer that the other work reads or copies."""
-        return str(BandwidthShape(self.matmul_row.shape.nbytes))
-
-    @property
-    def work_names(self) -> tuple[str, str]:
-        return self.matmul_row.shape.matmul_text, self.matmul_row.problem.other
-
-
-def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
-    """Return the pairs of a matmul and other work for which all four rows have a figure: the matmul and the other
-    work, each alone and each while both run.
-    """
-    rows_by_pair = group_pairs(
-        ((replace(row.problem, timed=MATMUL_WORK, alone=True), row.shape), row) for row in rows if row.ok
-    )
-    pairs = ({(row.problem.timed, row.problem.alone): row for row in group} for group in rows_by_pair.values())
-    return [OverlapPair(pair) for pair in pairs if len(pair) == 4]
-
-
-def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
-    """Divide each rate while both run by the rate of the same work alone. Return the lowest and the highest percentage
-    of all pairs as text, for the matmul and for the other work.
-    """
-    pairs, ranges = find_complete_pairs(rows), {}
-    for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
-        shares = [pair.compute_kept_rate_share(timed) for pair in pairs]
-        ranges[name] = " to ".join(dict.fromkeys((format_percent(min(shares)), format_percent(max(shares)))))
-    return ranges
-
-
-def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the percentages from ``compute_kept_rate_ranges``; no line if no pair is complete."""
-    texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_rate_ranges(rows).items()]
-    return [f"while both run, {' and '.join(texts)}"] if texts else []
-
-
-def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: float) -> Iterator[str]:
-    """Predict the shortest step with ``flop`` and ``nbytes``. For each kind of other work, yield a line that gives the
-    duration with overlap, the measured matmul from which it was predicted, and the duration without overlap.
-    """
-    for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
-        best = min(same_work, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
-        with_overlap = best.predict_step_seconds(flop, nbytes)[0]
-        without_overlap = min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same_work)
-        half_width = max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))
-        error = f"+-{format_percent(half_width)} %" if half_width <= MAX_KNOWN_HALF_WIDTH else "interval unknown"
-        advice = "" if with_overlap <= without_overlap else ": overlap does not pay here, so run one after the other"
-        yield (
-            f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes "
-            f"{format_four_digits(with_overlap * 1e3)} ms ({error}) with overlap, at the rates of "
-            f"{best.matmul_row.shape}{f' with {blocks} blocks' if (blocks := best.matmul_row.problem.blocks) else ''}, "
-            f"and {format_four_digits(without_overlap * 1e3)} ms without overlap{advice}"
-        )
-
-
-def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
-    def make_rate_reader(timed_work: str, is_alone: bool, factor: float) -> Callable[[OverlapPair], float]:
-        return lambda pair: pair.rows[timed_work, is_alone].best_rate * factor
-
-    yield Column("product", "matmul", lambda pair: pair.work_names[0], is_left_aligned=True)
-    yield Column("other", "with", lambda pair: pair.work_names[1], is_left_aligned=True)
-    yield Column("size", "size", lambda pair: pair.buffer_size_text, is_left_aligned=True)
-    yield Column("blocks", "blocks", lambda pair: pair.matmul_row.problem.blocks or None)
-    # A narrow terminal hides the rates of the other work first, then those of the matmul, and the intervals last.
-    for timed, unit, factor, drop_priority in ((MATMUL_WORK, "TFLOPS", 1.0, 2), (OTHER_WORK, "GB/s", 1e3, 4)):
-        for alone, name, title in ((True, "alone", f"{unit} alone"), (False, "together", "together")):
-            yield Column(
-                *(make_rate_key(f"{timed}_{name}", unit), title, make_rate_reader(timed, alone, factor)),
-                *(format_four_digits, drop_priority if alone else drop_priority + 1),
-            )
-        read_kept_share = partial(OverlapPair.compute_kept_rate_share, timed_work=timed)
-        kept_title = "kept %" if timed == MATMUL_WORK else "other kept %"
-        yield Column(f"{timed}_kept", kept_title, read_kept_share, format_percent)
-        read_half_width = partial(OverlapPair.compute_relative_half_width, timed_work=timed)
-        yield Column(f"{timed}_kept_half_width", "+-%", read_half_width, format_half_width, 1)
-
-
-def make_overlap_document(
-    rows: Sequence[Measurement],
-    header: Mapping[str, Any],
-    summary: Mapping[str, Any] | None,
-    top: int | None = None,
-    step: tuple[float, float] | None = None,
-) -> Document:
-    """Return the report of an overlap study. ``step``: FLOP and bytes of a training step whose duration the report
-    predicts; None for no prediction.
-    """
-    pairs, title = find_complete_pairs(rows), f"{header['plan']['regimes'][0]}: rates alone, and while both run"
-    return Document(
-        f"matmul together with other work on {header['device']['name']}",
-        [
-            Lines(
-                [
-                    f"matmul together with other work on {describe_machine(header)}",
-                    describe_counted_work(row.work for row in rows if not row.problem.alone),
-                ]
-            ),
-            Table([*_yield_overlap_columns()], pairs, title, "pairs", max_shown_rows=top),
-            Lines(describe_failures(rows)),
-            Answer(
-                [
-                    *(describe_predicted_steps(pairs, *step) if step else ()),
-                    *describe_kept_rate_ranges(rows),
-                    describe_end(summary),
-                ]
-            ),
-        ],
-        {"header": header, "summary": summary},
-    )
-
-
-def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -> RangeChart:
-    """Draw each rate while both run as a share of the rate alone. Raises UsageError if no pair has all four rates."""
-    pairs = find_complete_pairs(rows)
-    if not pairs:
-        raise UsageError(
-            "there is nothing to draw, because no pair has rates of both matmul and other work: measure again"
-        )
-    pairs.sort(key=lambda pair: (*pair.work_names, pair.matmul_row.shape.nbytes, pair.matmul_row.problem.blocks))
-    return RangeChart(
-        " ".join(describe_kept_rate_ranges(rows)).capitalize(),
-        describe_machine_briefly(header),
-        "% of the rate alone",
-        tuple(row for pair in pairs for row in _yield_chart_rows(pair)),
-        has_bars=True,
-        notes=("lines: 95 % intervals", *describe_row_failures(rows, {row.kernel for row in rows})),
-    )
-
-
-def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
-    blocks = f", {pair.matmul_row.problem.blocks} blocks" if pair.matmul_row.problem.blocks else ""
-    group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size_text}"
-    for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.work_names[1], "other work")):
-        kept_percent, half_width = 100 * pair.compute_kept_rate_share(timed), pair.compute_relative_half_width(timed)
-        half_width *= half_width <= MAX_KNOWN_HALF_WIDTH  # draw no unknown interval
-        point = RangePoint(kept_percent, kept_percent * (1 - half_width), kept_percent * (1 + half_width))
-        yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

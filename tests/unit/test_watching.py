@@ -239,7 +239,7 @@ def mask(process, name):
 
 @pytest.mark.emulated
 def test_a_crash_because_of_a_signal_is_an_interruption(tmp_path):
-    code, _, err = sweep(tmp_path, 256, 512, 1024, kernel="AbortedBySignal", prefix=())
+    code, _, err = sweep(tmp_path, 256, 512, 1024, kernel="AbortedBySignal")
     assert (code, err) == (130, [])
     log = read_run_log(tmp_path / "log.jsonl")
     assert ([row.shape.m for row in log.measurements], log.tier) == ([256], "interrupted")

@@ -294,8 +294,16 @@ class ShareCalculator:
             and (self.compute_row_mamfu(row), self.compute_row_mbu(row), self.roofs.find_roof_and_bound(row))
             == (None,) * 3
         ]
+        keys = dict.fromkeys((row.problem.dtype, row.regime) for row in rows if row.ok and row.work.has_matmul_flop)
+        noisy = [
+            f"no MAMFU in {dtype}, {regime}: the interval of the ceiling ({format_rate(each.tflops, 'TFLOPS')}) is "
+            "unknown: measure it on a quiet machine"
+            for dtype, regime in keys
+            if (each := find_rate(self.measured_ceilings, dtype, regime)) and not each.interval.is_known
+        ]
         return [
             *measured,
+            *noisy,
             *describe_known_ceilings(self.known_ceilings.values()),
             *(accuracy if bounds else []),
             *(describe_missing_roofs(without_share, self.roofs) if self.roofs is not None else ()),

@@ -8,6 +8,7 @@ import pytest
 from figure_tables import ROOT
 
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
+from mamf.report.charts.picture import draw_figure
 
 CHART = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", (Point(1, 2.0, 2.0, 2.0),)),)),),))
 
@@ -55,3 +56,13 @@ def test_a_field_that_is_not_used_and_the_seventh_digit_change_no_digest():
     assert pictures.digest(chart(has_own_scales=False, y=2.0000001)) == pictures.digest(CHART)
     assert pictures.digest(chart(has_own_scales=True)) != pictures.digest(CHART)
     assert pictures.digest(chart(y=2.0001)) != pictures.digest(CHART)
+
+
+@pytest.mark.parametrize(("high", "has_hollow_markers"), [(2.2, True), (2.0, False)])
+def test_points_with_an_unknown_interval_are_hollow_beside_others(high, has_hollow_markers):
+    points = (Point(1, 2.0, 2.0, high), Point(2, 3.0, 3.0, 3.0))
+    chart = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", points),)),),))
+    assert chart.has_hollow_markers is has_hollow_markers
+    assert ("hollow marker: the interval is unknown" in chart.all_notes) is has_hollow_markers
+    texts = " ".join(text.get_text() for text in draw_figure(chart).texts)
+    assert ("hollow marker" in texts) is has_hollow_markers

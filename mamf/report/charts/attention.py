@@ -98,6 +98,7 @@ def make_attention_chart(
         count_facet_values(LENGTH_FACET, measured) == 1 and count_facet_values(QUERY_COUNT_FACET, measured) > 1
     )
     get_x_position = QUERY_COUNT_FACET.read_value if is_by_queries else LENGTH_FACET.read_value
+    known_ceilings = {key: ceiling for key, ceiling in ceilings.items() if ceiling.interval.is_known}
     facets = choose_facets(measured, get_x_position)
     varying_facets = [facet for facet in facets if count_facet_values(facet, measured) > 1]
     common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying_facets)
@@ -108,7 +109,7 @@ def make_attention_chart(
             Line(name, tuple(make_point(row, get_x_position(row)) for row in group))
             for name, group in by_kernel.items()
         )
-        ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
+        ceiling = find_rate(known_ceilings, rows[0].problem.dtype, regime)
         title = ", ".join(facet.format_value(rows[0]) for facet in varying_facets)
         return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
@@ -116,7 +117,7 @@ def make_attention_chart(
     subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
     grid = _arrange_panels(measured, varying_facets, make_panel)
     notes = (
-        *_describe_conventions(measured, ceilings),
+        *_describe_conventions(measured, known_ceilings),
         *describe_row_failures(selected, {row.kernel for row in measured}),
     )
     if count_facet_values(LENGTH_FACET, measured) == 1 and not is_by_queries:

@@ -447,12 +447,14 @@ def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     )
 
 
-def require_known_interval(ceiling: Ceiling) -> None:
-    """Raise IncomparableError if the interval of a ceiling is unknown."""
+def require_known_interval(ceiling: Ceiling, alternative: str = "leave it out") -> None:
+    """Raise IncomparableError if the interval of a ceiling is unknown. ``alternative``: what the user can do instead of
+    measuring the ceiling again.
+    """
     if not ceiling.interval.is_known:
         raise IncomparableError(
             f"the {ceiling.regime} ceiling is too noisy to compare rates with it: measure it again with 'mamf find' "
-            "while nothing else runs, or leave it out"
+            f"while nothing else runs, or {alternative}"
         )
 
 

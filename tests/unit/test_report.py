@@ -75,9 +75,13 @@ def test_the_best_kernel_of_each_shape_is_named(both):
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    records = make_best_kernel_table(find_best_kernels(both), ShareCalculator(HEADER), None).make_records()
+    shares = ShareCalculator(HEADER)
+    records = make_best_kernel_table(find_best_kernels(both), shares, None).make_records()
     assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
     assert find_best_kernels(both[:2]) == []  # one kernel alone
+    tied = make_best_kernel_table(find_best_kernels([both[0], replace(both[0], kernel="same")]), shares, None)
+    assert [record["ahead"] for record in tied.make_records()] == [None]
+    assert [column.format_cell(tied.rows[0]) for column in tied.columns if column.title == "ahead %"] == ["tied"]
     lines = render("table", both, HEADER, None).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))
     assert [line.split()[1] for line in lines[begin + 2 : begin + 4]] == ["faster", "simulated.mm"]

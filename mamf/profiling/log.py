@@ -337,11 +337,10 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_shares(profile)
-    known_dtypes = {ceiling.dtype for ceiling in profile.ceilings}
-    missing_dtypes = dict.fromkeys(dtype for row in profile.classes for dtype in row.flop if dtype not in known_dtypes)
-    if missing_dtypes and profile.mamfu is None:
+    if profile.dtypes_without_ceiling and profile.mamfu is None:
+        dtypes = ", ".join(profile.dtypes_without_ceiling)
         yield (
-            f"no MAMFU of all FLOP, because no sustained ceiling of {', '.join(missing_dtypes)} is known: measure it "
+            f"no MAMFU of all FLOP, because no sustained ceiling of {dtypes} is known: measure it "
             "with 'mamf find', and profile again with --ceiling LOG"
         )
     for row in profile.classes:

@@ -337,8 +337,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_shares(profile)
-    if profile.dtypes_without_ceiling and profile.mamfu is None:
-        dtypes = ", ".join(profile.dtypes_without_ceiling)
+    if profile.mamfu is None and (dtypes := ", ".join(profile.dtypes_without_ceiling)):
         yield (
             f"no MAMFU of all FLOP, because no sustained ceiling of {dtypes} is known: measure it "
             "with 'mamf find', and profile again with --ceiling LOG"

@@ -7,7 +7,7 @@ when this slow power controller reacts, and how long clock and power take to set
 repeatability.csv lists how much repeated runs differ, by backend, operation and state. The state is a regime (a way of
 loading the device, such as ``burst``), ``anew`` for sustained measurements after a rest, or a regime followed by
 ``cycles`` for the clock cycles that a kernel uses. A row without a backend or operation applies to all backends or
-operations that have no row of their own. ``tools/coverage.py results --fit`` fits the values to pairs of runs.
+operations that have no separate row. ``tools/coverage.py results --fit`` fits the values to pairs of runs.
 """
 
 from __future__ import annotations

@@ -252,6 +252,7 @@ def make_decode_chart(
     limit, unit, is_compute = roofs and roofs.bandwidth_ceilings.get((MEMORY_LEVEL, regime)), "TB/s", False
     if roofs and all(make_roofline_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.matmul_ceilings), "TFLOPS", True
+    limit = limit if limit and limit.interval.is_known else None
     counted = {id(row): row.work.flop / row.work_amount if is_compute else 1.0 for row in measured}
     unit, factor = choose_unit(unit, [row.best_rate * counted[id(row)] for row in measured])
     panels = []

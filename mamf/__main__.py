@@ -1,5 +1,9 @@
 """Run ``mamf`` as ``python -m mamf``."""
 
-from mamf.cli import main
+try:
+    from mamf.cli import main
 
-raise SystemExit(main())
+    exit_code = main()
+except KeyboardInterrupt:  # during the import
+    exit_code = 130
+raise SystemExit(exit_code)

@@ -95,15 +95,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     typed_words = sys.argv[1:] if arguments is None else arguments
     if arguments is None and "profile" not in typed_words[:1]:  # a profiled script itself writes to stdout
         reserve_stdout_for_reports()
-    with _print_short_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
-        exit_code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
-    if arguments is None and "profile" not in typed_words[:1]:  # a profiled script may leave threads that must finish
-        _start_forced_exit_thread(exit_code)
+    try:
+        with _print_short_warnings(runs_script="profile" in typed_words[:1]) as log_changed:
+            exit_code = _run_command_and_report_errors(typed_words, is_watched=arguments is None) or log_changed[0]
+    except KeyboardInterrupt:  # another signal arrived while the command ended because of the first one
+        exit_code = INTERRUPTED_EXIT_CODE
     if exit_code == INTERRUPTED_EXIT_CODE and arguments is None:
-        # If the signal arrived during an import, Python itself would kill the process with SIGINT at exit, and this
-        # exit code would be lost.
+        # Do not let Python end the process: if the signal arrived during an import, Python would kill the process with
+        # SIGINT instead of returning this exit code.
         sys.stdout.flush()
         os._exit(exit_code)
+    if arguments is None and "profile" not in typed_words[:1]:  # a profiled script may leave threads that must finish
+        _start_forced_exit_thread(exit_code)
     return exit_code
 
 
@@ -243,9 +246,11 @@ def _redirect_stdout_to_null_device() -> None:
 def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning only once and as one line while the context is open.
 
-    Yields one byte of memory that forked processes share. This byte becomes 1 after a LogChangedWarning, so that the
-    caller can return it as the exit code. ``runs_script``: whether the command runs a user's script. If so, Python
-    prints the warnings of packages other than mamf in full.
+    Yields one byte, which becomes 1 after a LogChangedWarning. This byte is then the exit code of a command that
+    is otherwise successful. The byte is in memory that forked processes share.
+
+    ``runs_script``: whether the command runs a user's script. If so, Python prints the warnings of packages other than
+    mamf in full.
     """
     printed_texts: set[str] = set()
     log_changed = mmap.mmap(-1, 1)

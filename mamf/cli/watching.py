@@ -1,14 +1,14 @@
 """Keep every measured row in the log of a run that is interrupted or that crashes.
 
-mamf turns SIGINT, SIGTERM or SIGHUP into one KeyboardInterrupt, but never raises it while a record is written. A second
-signal ends the process at once. If a process receives one signal several times within a short time (from the terminal
-or a batch system, and again from the watching process), the repetitions do not count as a second signal.
+The first SIGINT, SIGTERM or SIGHUP raises a KeyboardInterrupt, but never while a record is written. A second SIGINT or
+SIGTERM ends the process at once. A repetition shortly after the first signal does not count as a second signal, because
+a terminal or batch system and the watching process may both send the same signal.
 
-A second process watches the run, so that a crash of a kernel loses only the row that is being measured. The watching
-process forks before it imports anything large, and waits. Its child measures, and keeps this row in shared memory. If a
-signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends this row to the log and
-forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the run, and --resume
-continues it.
+A second process watches the run, so that a crash of a kernel loses only one row. The watching process forks a child
+before it imports anything large. The child measures the rows, and stores in shared memory which row it is measuring. If
+a signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends this row to the log as
+a failed row, and forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the
+run, and --resume continues it.
 """
 
 from __future__ import annotations
@@ -114,10 +114,11 @@ class SignalHandler:
         self.raise_if_interrupted(was_raised_before)
 
     def raise_if_interrupted(self, was_raised_before: bool = False) -> None:
-        """Raise RunInterrupted if a signal arrived in a shielded block, or if a library swallowed an earlier
-        RunInterrupted.
+        """Raise RunInterrupted if a signal has arrived. It may have arrived in a shielded block, or a library may have
+        caught an earlier RunInterrupted.
 
-        ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.
+        ``was_raised_before``: if True, do nothing, because the signal arrived and raised RunInterrupted before the
+        shielded block.
         """
         if self.is_interrupted and not was_raised_before:
             raise RunInterrupted
@@ -141,8 +142,8 @@ _WATCHED_COMMANDS = {
 _UNWATCHED_OPTIONS = {"--dry-run", "--help", "-h", "--led"}
 _HANDLED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
-#: The label that a child stores when its command has ended. If a child exits with another label, a plugin or a library
-#: has called exit().
+#: A child stores this text as ``row_label`` when its command has ended. If a child exits without storing it, a plugin
+#: or a library has called exit().
 COMMAND_ENDED_LABEL = "over"
 _EMPTY_STATE = b'["", 0, [], "", ""]'
 _PR_SET_PDEATHSIG = 1  # the constant of this name in linux/prctl.h
@@ -250,28 +251,34 @@ def fork_watched_child(typed_words: Sequence[str]) -> None:
             request_kill_when_parent_ends(parent_pid)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
             return
-        exit_code = crash_state.log_crash_or_get_exit_code(_wait_for_child(child_pid))
+        child_exit_code, was_interrupted = _wait_for_child(child_pid)
+        if was_interrupted and child_exit_code < 0:  # A library that is interrupted during its import may crash.
+            os._exit(INTERRUPTED_EXIT_CODE)
+        exit_code = crash_state.log_crash_or_get_exit_code(child_exit_code)
         if exit_code is not None:
             os._exit(exit_code if exit_code >= 0 else 128 - exit_code)
         if signal.sigpending() & ENDING_SIGNALS:
             os._exit(INTERRUPTED_EXIT_CODE)
 
 
-def _wait_for_child(child_pid: int) -> int:
-    """Wait until the child ends, and return its exit code. Meanwhile forward signals that only the parent received.
+def _wait_for_child(child_pid: int) -> tuple[int, bool]:
+    """Wait until the child ends, and return its exit code and whether a signal asked the run to end. Meanwhile forward
+    signals that only the parent received.
 
     Other processes know only the parent, so they send signals only to the parent. A terminal that closes may also send
     SIGHUP only to the parent, because the parent may be the first process of the terminal's session.
     """
+    was_interrupted = False
     while True:
         signal_info = signal.sigwaitinfo(_HANDLED_SIGNALS)
         if signal_info.si_signo != signal.SIGCHLD:
+            was_interrupted = was_interrupted or signal_info.si_signo in ENDING_SIGNALS
             # Forward signals that another process sent. Do not forward Ctrl-C, because the terminal sends Ctrl-C to the
             # child too.
             if signal_info.si_code <= 0 or signal_info.si_signo == signal.SIGHUP:
                 os.kill(child_pid, signal_info.si_signo)
         elif (ended := os.waitpid(child_pid, os.WNOHANG))[0]:
-            return os.waitstatus_to_exitcode(ended[1])
+            return os.waitstatus_to_exitcode(ended[1]), was_interrupted
 
 
 def _append_log_line(log_path: Path, line: str) -> None:

@@ -108,8 +108,8 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         ),
         make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.rate, ceilings),
         Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
-        Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.low),
-        Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.high),
+        Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.known_ends[0]),
+        Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.known_ends[1]),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
         Column("shape", "shape", lambda each: str(each.shape), drop_priority=1, is_left_aligned=True),
         *make_columns_from_mappings(
@@ -294,8 +294,16 @@ class ShareCalculator:
             and (self.compute_row_mamfu(row), self.compute_row_mbu(row), self.roofs.find_roof_and_bound(row))
             == (None,) * 3
         ]
+        keys = dict.fromkeys((row.problem.dtype, row.regime) for row in rows if row.ok and row.work.has_matmul_flop)
+        noisy = [
+            f"no MAMFU in {dtype}, {regime}: the interval of the ceiling ({format_rate(each.tflops, 'TFLOPS')}) is "
+            "unknown: measure it on a quiet machine"
+            for dtype, regime in keys
+            if (each := find_rate(self.measured_ceilings, dtype, regime)) and not each.interval.is_known
+        ]
         return [
             *measured,
+            *noisy,
             *describe_known_ceilings(self.known_ceilings.values()),
             *(accuracy if bounds else []),
             *(describe_missing_roofs(without_share, self.roofs) if self.roofs is not None else ()),

@@ -58,6 +58,12 @@ class Waiting(Crashing):
     ENDS: ClassVar[dict] = {512: lambda: Path("waits").exists() or (Path("waits").touch(), signal.pause())}
 
 
+class AbortedBySignal(Crashing):
+    """Crashes as a library may that a signal interrupts."""
+
+    ENDS: ClassVar[dict] = {512: lambda: (os.kill(os.getppid(), signal.SIGINT), signal.pause(), os.abort())}
+
+
 class Lost(SimulatedBackend):
     """Is lost with the first launch of some matmuls, for as long as the process lives."""
 

@@ -42,9 +42,11 @@ def test_the_readme_has_no_relative_link_on_pypi(setup_file, monkeypatch):
     assert described["project_urls"]["Repository"] == URL
 
 
-def test_the_citation_and_the_changelog_name_the_version_of_the_package():
+def test_the_citation_and_the_changelog_name_the_last_release():
     version = re.search(r'^version = "(.*)"$', PYPROJECT, re.M)[1]
     citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
     released = re.search(r'^date-released: "(.*)"$', citation, re.M)[1]
-    assert f"\nversion: {version}\n" in citation
-    assert f"\n## {version} ({released})\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    last_release = re.search(r"^version: (.*)$", citation, re.M)[1]
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert f"\n## {last_release} ({released})\n" in changelog
+    assert version == last_release or (version.endswith(".dev0") and "\n## Unreleased\n" in changelog)

@@ -57,6 +57,14 @@ def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
     assert [row["reason"] for row in json.loads(render("json", [failed], HEADER, None))["measurements"]] == [reason]
 
 
+def test_csv_and_json_leave_the_ends_of_an_unknown_interval_empty(rows):
+    row = next(row for row in rows if row.ok)
+    noisy = replace(row, repeatability=replace(row.repeatability, run=0.9))
+    (known,), (unknown,) = (json.loads(render("json", [each], HEADER, None))["measurements"] for each in (row, noisy))
+    for key in ("rate_low_tflops", "rate_high_tflops", "low_ms", "high_ms"):
+        assert known[key] > 0 and unknown[key] is None
+
+
 # -- kernels against one another ---------------------------------------------------------------------------------------
 
 

@@ -93,7 +93,8 @@ def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name, prefix):
     log = read_run_log(tmp_path / "log.jsonl")
     assert (log.tier, len(log.all_rows)) == ("complete", 3)
     rules = {each.rule for each in review_log(log.path).findings}
-    assert rules <= {"missing-field", "simulated", "wide-interval", "equal-samples"}, "a crash is no fault of the log"
+    known = {"missing-field", "simulated", "wide-interval", "equal-samples", "busy-machine"}
+    assert rules <= known, "a crash is no fault of the log"
     before = launched(tmp_path)
     assert before[m] == 1
     assert ended(begun(tmp_path, "sweep", "--resume", "log.jsonl"))[0] == 0
@@ -238,6 +239,13 @@ def mask(process, name):
 
 
 @pytest.mark.emulated
+def test_a_crash_because_of_a_signal_is_an_interruption(tmp_path):
+    code, _, err = sweep(tmp_path, 256, 512, 1024, kernel="AbortedBySignal")
+    assert (code, err) == (130, [])
+    log = read_run_log(tmp_path / "log.jsonl")
+    assert ([row.shape.m for row in log.measurements], log.tier) == ([256], "interrupted")
+
+
 def test_a_run_under_nohup_ignores_that_its_terminal_hangs_up(tmp_path):
     hangup, process = 1 << signal.SIGHUP - 1, waiting(tmp_path, "nohup")
     child = child_of(process)

@@ -98,6 +98,7 @@ def make_attention_chart(
         count_facet_values(LENGTH_FACET, measured) == 1 and count_facet_values(QUERY_COUNT_FACET, measured) > 1
     )
     get_x_position = QUERY_COUNT_FACET.read_value if is_by_queries else LENGTH_FACET.read_value
+    known_ceilings = {key: ceiling for key, ceiling in ceilings.items() if ceiling.interval.is_known}
     facets = choose_facets(measured, get_x_position)
     varying_facets = [facet for facet in facets if count_facet_values(facet, measured) > 1]
     common = ", ".join(facet.format_value(measured[0]) for facet in facets if facet not in varying_facets)
@@ -108,7 +109,7 @@ def make_attention_chart(
             Line(name, tuple(make_point(row, get_x_position(row)) for row in group))
             for name, group in by_kernel.items()
         )
-        ceiling = find_rate(ceilings, rows[0].problem.dtype, regime)
+        ceiling = find_rate(known_ceilings, rows[0].problem.dtype, regime)
         title = ", ".join(facet.format_value(rows[0]) for facet in varying_facets)
         return Panel(title, tuple(lines), None if ceiling is None else ceiling.tflops)
 
@@ -116,11 +117,13 @@ def make_attention_chart(
     subtitle = f"{describe_machine_briefly(header)}{_describe_constant_sizes(measured)}"
     grid = _arrange_panels(measured, varying_facets, make_panel)
     notes = (
-        *_describe_conventions(measured, ceilings),
+        *_describe_conventions(measured, known_ceilings),
         *describe_row_failures(selected, {row.kernel for row in measured}),
     )
     if count_facet_values(LENGTH_FACET, measured) == 1 and not is_by_queries:
         bars = tuple(_make_bar_panel(panel) for panel_row in grid for panel in panel_row if panel)
+        if any(bar.interval is None for panel in bars for bar in panel.bars):
+            notes = (*notes, "bar without an error bar: the interval is unknown")
         return StackedChart(
             f"{title}, {LENGTH_FACET.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes
         )
@@ -142,7 +145,8 @@ def _make_bar_panel(panel: Panel) -> StackedPanel:
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
         (only,) = line.points
         share = f", {100 * only.y / panel.ceiling:.1f} % MAMFU" if panel.ceiling else ""
-        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=(only.low, only.high)))
+        interval = (only.low, only.high) if only.low < only.high else None
+        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=interval))
     return StackedPanel(panel.title, tuple(bars))
 
 
@@ -248,6 +252,7 @@ def make_decode_chart(
     limit, unit, is_compute = roofs and roofs.bandwidth_ceilings.get((MEMORY_LEVEL, regime)), "TB/s", False
     if roofs and all(make_roofline_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.matmul_ceilings), "TFLOPS", True
+    limit = limit if limit and limit.interval.is_known else None
     counted = {id(row): row.work.flop / row.work_amount if is_compute else 1.0 for row in measured}
     unit, factor = choose_unit(unit, [row.best_rate * counted[id(row)] for row in measured])
     panels = []

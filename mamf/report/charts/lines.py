@@ -120,6 +120,17 @@ class Chart(Picture):
     has_own_scales: bool = False
 
     @property
+    def has_hollow_markers(self) -> bool:
+        """Whether hollow markers show points with an unknown interval. A chart without any interval has none."""
+        points = [point for panel in self.panels for point in panel.points]
+        are_known = {point.high > point.low for point in points} if self.is_connected or self.has_intervals else set()
+        return are_known == {True, False}
+
+    @property
+    def all_notes(self) -> Sequence[str]:
+        return [*self.notes, *(["hollow marker: the interval is unknown"] if self.has_hollow_markers else [])]
+
+    @property
     def panels(self) -> list[Panel]:
         return [panel for row in self.grid for panel in row if panel is not None]
 
@@ -303,7 +314,19 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
         markeredgewidth=0.7 if has_few_points else 0,
     )
     TOOLTIPS_BY_ARTIST[drawn] = [_format_tooltip(line, point, panel, chart.axis) for point in line.points]
-    lows, highs = [point.low for point in line.points], [point.high for point in line.points]
+    if chart.has_hollow_markers and (unknown := [point for point in line.points if point.high <= point.low]):
+        axes.plot(
+            [point.x for point in unknown],
+            [point.y for point in unknown],
+            color=style.color,
+            linestyle="none",
+            marker=style.marker,
+            markersize=7 if has_few_points else 4,
+            markerfacecolor="white",
+        )
+    # The band has a gap at points with an unknown interval.
+    ends = [(point.low, point.high) if point.high > point.low else (math.nan, math.nan) for point in line.points]
+    lows, highs = zip(*ends, strict=True)
     if chart.has_intervals:
         axes.vlines(x, lows, highs, style.color)
     if chart.is_connected:

@@ -83,6 +83,11 @@ class Picture(ABC):
     notes: tuple[str, ...] = field(default=(), kw_only=True)
 
     @property
+    def all_notes(self) -> Sequence[str]:
+        """The notes below the panels, including those about how the picture is drawn."""
+        return self.notes
+
+    @property
     @abstractmethod
     def height_inches(self) -> float:
         """The height of all panels together in an image file."""
@@ -187,7 +192,7 @@ def _arrange_figure(figure: Figure, picture: Picture) -> None:
             va="top",
         ),
     ]
-    notes = "\n".join(textwrap.fill(note, _MAX_NOTE_CHARACTERS) for note in picture.notes)
+    notes = "\n".join(textwrap.fill(note, _MAX_NOTE_CHARACTERS) for note in picture.all_notes)
     note = figure.text(0, 0, notes, fontsize=SMALL_FONT_POINTS, color=GRAY, va="bottom", linespacing=1.35)
     for text in (*texts, note):
         text.set_in_layout(False)

@@ -65,7 +65,7 @@ _MODULE_BY_NAME = {
     "write_imported": "mamf.api.reading",
     # charts
     "plot": "mamf.api.reading",
-    # interfaces of backends, kernels and operations
+    # interfaces for plugins: backends, kernels and operations
     "AttentionKernel": "mamf.operations.attention.operation",
     "Backend": "mamf.backend",
     "DeviceInfo": "mamf.backend",

@@ -24,8 +24,8 @@ from mamf.dtypes import DTYPES
 SIMULATED_BACKEND = "simulated"
 #: The number of bytes in a MiB.
 MIB = 2**20
-#: The environment variable with the pid of the mamf process that started this one. That process may keep the device
-#: open without using it, so mamf does not count it as another user of the card.
+#: The environment variable that tells a process of mamf the pid of its parent process. The parent may keep the device
+#: open without using it, so the process does not count the parent as another user of the card.
 STARTING_PROCESS_PID_VARIABLE = "MAMF_LEADER_PID"
 # The text that ``add_sharing_to_name`` puts between a device's name and the ways in which its card is shared.
 _SHARING_PREFIX = " (shared: "
@@ -125,8 +125,8 @@ class Telemetry(Protocol):
 
 
 class ElapsedTime(NamedTuple):
-    """The clock cycles and the seconds between two clock stamps, each as the median over all compute units. A clock
-    stamp records the cycle counter of each compute unit.
+    """The clock cycles and the seconds that passed between two clock stamps. A clock stamp records the cycle counter of
+    each compute unit, so both values are medians over all compute units.
     """
 
     cycles: float
@@ -212,8 +212,8 @@ class Backend(ABC):
     is_generic: ClassVar[bool] = False
     #: The clock that times launches: "device events", or "host clock" if the vendor's events are missing or unreliable.
     timer: str
-    #: How quickly the clock and the power of the vendor's devices react to load. If these traits are only assumed, each
-    #: run measures them first (see mamf.engine.traits).
+    #: How quickly the clock and the power of the vendor's devices react to load. If a backend does not set these
+    #: traits, mamf measures them once per process, before the first row (see mamf.engine.traits).
     burst_traits: BurstTraits = BurstTraits(remark=ASSUMED_TRAITS_REMARK)
     sustained_traits: SustainedTraits = SustainedTraits(remark=ASSUMED_TRAITS_REMARK)
     default_dtype: str = "bfloat16"
@@ -294,7 +294,7 @@ class Backend(ABC):
         """Return a mark that the device reaches once it has finished the work of this process in all its queues.
 
         Called only if ``has_idle_marks``. ``after``: a mark that was queued earlier. Return None if the device has
-        already reached ``after``, because the time between the two marks would then depend on the host.
+        already reached ``after``: the device may then be idle, so the time of the new mark would depend on the host.
         """
         return None
 
@@ -372,8 +372,8 @@ class Backend(ABC):
         return None
 
     def reset_peak_memory(self) -> None:
-        """Set the maxima that ``read_peak_memory_bytes`` and ``read_peak_reserved_memory_bytes`` return to the current
-        memory use, if the vendor supports this.
+        """Forget earlier peaks, so that ``read_peak_memory_bytes`` and ``read_peak_reserved_memory_bytes`` start again
+        at the current memory use. Do nothing if the vendor does not support this.
         """
 
     @abstractmethod

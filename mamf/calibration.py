@@ -1,13 +1,13 @@
-"""Define the traits of a device from which mamf computes how long to load the device and how long to let it rest. This
-module also looks up how much repeated runs differ.
+"""Define the traits of a device: how its clock and power react to load. mamf uses the traits to decide how long to load
+a device and how long to let it rest. This module also looks up how much repeated runs differ.
 
 A device under load lowers its clock after some tens of milliseconds, to stay within its power limit. The traits say
 when this slow power controller reacts, and how long clock and power take to settle.
 
-repeatability.csv lists how much repeated runs differ, by backend, operation and state. A state is a regime (a way of
-loading the device, such as ``burst``) or a sustained measurement after a rest. ``tools/coverage.py results --fit`` fits
-the values to pairs of runs. A row with an empty backend or operation is the default for backends or operations that
-have no separate row.
+repeatability.csv lists how much repeated runs differ, by backend, operation and state. The state is a regime (a way of
+loading the device, such as ``burst``), ``anew`` for sustained measurements after a rest, or a regime followed by
+``cycles`` for the clock cycles that a kernel uses. A row without a backend or operation applies to all backends or
+operations that have no separate row. ``tools/coverage.py results --fit`` fits the values to pairs of runs.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class BurstTraits:
 
     - ``train_seconds``: the maximum device time of a train. It must be well below the time after which the slow power
       controller reacts to load (40 ms on an H100).
-    - ``rest_ratio``: how many seconds the device must idle per second of earlier work, until the driver requests the
-      maximum clock again.
-    - ``longest_rest_seconds``: after this many idle seconds the driver requests the maximum clock again, no matter how
-      long the device worked before. No rest is longer.
+    - ``rest_ratio``: how long the device must idle until the driver requests the maximum clock again, in seconds per
+      second of earlier work.
+    - ``longest_rest_seconds``: the longest rest. After this many idle seconds, the driver requests the maximum clock
+      again even if the device worked for a long time.
     - ``warm_in_seconds``: how many seconds of trains and rests a cold device needs to reach its steady speed. An H100
       is up to 1 % faster while it is cold.
-    - ``cold_after_seconds``: a device that idles for this many seconds longer than its rest counts as cold.
-    - ``wake_seconds``: how many seconds of load it takes after a rest until the device is as fast as before. Burst
-      queues this load ahead of each train.
+    - ``cold_after_seconds``: the device counts as cold if it stays idle for longer than this after the end of a rest.
+    - ``wake_seconds``: how many seconds of load the device needs after a rest to become as fast as before. Burst queues
+      this load ahead of each train.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
     - ``remark``: why rows of the burst regime cannot be trusted fully; empty if they can.
     """
@@ -66,13 +66,14 @@ class SustainedTraits:
     - ``settle_seconds``: how many seconds of load it takes after a change of kernel until clock and power of a warm
       device have settled.
     - ``cold_after_seconds``: a device that was idle for more seconds than this counts as cold.
-    - ``bridge_seconds``: seconds of load that mamf queues before the host prepares the next kernel, so that the device
-      does not idle. Even a short idle time makes the power controller oscillate for seconds.
-    - ``rest_seconds``: the power controller restarts after this many idle seconds; 0 if it never does.
-      ``restart_seconds``: how many seconds of load it takes until the restarted power controller has settled.
-    - ``swing_seconds``: the period of the damped oscillation of clock and power when load begins (0.9 to 1.1 s on an
-      H100 and an H200, at first 13 % from peak to trough). The mean rate over whole periods equals the rate of a device
-      that has settled.
+    - ``bridge_seconds``: how many seconds of launches mamf queues to keep the device busy while the host prepares the
+      next kernel. After even a short idle time, the power controller would oscillate for seconds.
+    - ``rest_seconds``: after this many idle seconds, the power controller restarts and must settle again; 0 if it never
+      restarts.
+    - ``restart_seconds``: how many seconds of load the power controller needs to settle after it has restarted.
+    - ``swing_seconds``: the period with which clock and power oscillate when load begins, until the oscillation fades.
+      On an H100 and an H200 it is 0.9 to 1.1 s, and the first swing is 13 % from peak to trough. The mean rate over
+      whole periods equals the rate after the device has settled.
     - ``repeatability``: how much repeated runs differ; None: use the values of repeatability.csv.
     - ``repeatability_after_rest``: how much repeated runs differ if the device rests for ``rest_seconds`` before each
       measurement; None: use the values of repeatability.csv.
@@ -98,9 +99,11 @@ AFTER_REST_STATE = "anew"
 
 @functools.cache
 def _read_repeatability_rows() -> dict[tuple[str, str, str], Repeatability]:
-    """Read repeatability.csv: how much repeated runs differ, by backend, state and operation. A row with an empty
-    backend or operation is the default for backends or operations that have no separate row. A dtype (``matmul int8``)
-    or ``backward`` can follow the name of the operation.
+    """Read repeatability.csv, which says how much repeated runs differ. Return its values by backend, state and
+    operation.
+
+    The backend or the operation is empty in rows that apply to all others. The operation is a name, a name with a dtype
+    (``matmul int8``), or a name with the word ``backward``.
     """
     return {
         (row["backend"], row["state"], row["operation"]): Repeatability(

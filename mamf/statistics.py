@@ -67,6 +67,11 @@ class Interval:
         """
         return self.high <= _MAX_USEFUL_RATIO * self.low
 
+    @property
+    def known_ends(self) -> tuple[float | None, float | None]:
+        """``low`` and ``high``, or None twice if the interval is unknown: reports leave these cells empty."""
+        return (self.low, self.high) if self.is_known else (None, None)
+
     def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high
 

@@ -10,10 +10,9 @@ calls share these options; the first four take one value or several:
 - ``regime``: the kind of load on the device: ``burst`` (the default), ``sustained`` or, for matmul only, ``classic``.
 - ``backend``: a name that ``mamf backends`` lists, ``auto`` for the first accelerator, or an open backend. ``device``:
   the index of the device.
-- ``precision``: mamf stops measuring a row when the confidence interval of the rate is within plus or minus this share
-  of the rate.
-- ``clock``: the rows for which mamf also measures the clock of the compute units, with additional launches: ``best``
-  (the default) for each row that is faster than all earlier ones, ``all`` or ``none``.
+- ``precision``: mamf measures a row until half the width of its 95 % interval is at most this share of the rate.
+- ``clock``: the rows for which mamf also measures the clock of the compute units: ``best`` (the default) for each row
+  that is faster than all earlier rows, ``all`` or ``none``. Measuring the clock takes additional launches.
 - ``budget_seconds``: the time limit of the whole call. The first row is always measured. The summary in the log says
   how many rows were not measured.
 - ``log``: the path of a new log. mamf writes each row to the log before the caller gets the row, and at the end a
@@ -114,9 +113,10 @@ def find(
 ) -> Ceiling:
     """Find the ceiling of the device: the highest rate that it reaches with any shape. The default regime is burst.
 
-    mamf measures the fastest shape again to confirm its rate. The docstring of ``search`` describes the keywords.
-    mamf calls ``on_row`` with each row. Afterwards ``mamf.peak`` returns this ceiling too. Raises the errors of
-    ``search``, and DeviceError if the budget ends before a ceiling is confirmed.
+    mamf measures the fastest shape again to confirm its rate. It also stores the ceiling, so that ``mamf.peak`` can
+    return it later. ``on_row``: a function that mamf calls with each row. ``search`` describes the other keywords.
+
+    Raises DeviceError if no ceiling is confirmed within ``budget_seconds``, and the errors of ``search``.
 
     >>> mamf.find("bfloat16")
     Ceiling(Simulated H100, bfloat16, burst: ... TFLOPS, 95 % repeat interval: ..., at ... by simulated.mm)
@@ -161,8 +161,8 @@ def search(
     ``ceiling`` has the result.
 
     - ``dtype`` or ``problem``: a single value, because a search finds the ceiling of one problem.
-    - ``kernel``: kernels to try. mamf looks for fast shapes with the first kernel. By default, all kernels except
-      those that take minutes to compile.
+    - ``kernel``: the kernels to try. mamf looks for fast shapes with the first of them. The default is all kernels
+      except those that take minutes to compile.
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles.
@@ -202,7 +202,7 @@ def search(
 
 
 def _start_run(run: Run) -> Generator[Measurement, None, None]:
-    """Return an iterator that measures the run. Warn about each problem that mamf found with the machine."""
+    """Return an iterator that measures the rows of a run. Warn about each problem that mamf found with the machine."""
     rows = run.yield_measurements()
     for finding in select_warnings(run.findings):
         warnings.warn(format_check_result(finding), MamfWarning, stacklevel=4)
@@ -210,8 +210,8 @@ def _start_run(run: Run) -> Generator[Measurement, None, None]:
 
 
 class CeilingSearch:
-    """A search for ceilings that measures while you iterate over this object. Leaving the loop (``break``, Ctrl-C) ends
-    the search and its log.
+    """A search for ceilings. It measures while you iterate over this object. If you leave the loop (``break``, Ctrl-C),
+    the search ends and its log is closed.
 
     >>> search = mamf.search("bfloat16")
     >>> for row in search:
@@ -265,24 +265,25 @@ def measure_kernels(
     log: str | Path | None = None,
     **parameters: Any,
 ) -> Rows:
-    """Measure the kernels of one operation on every shape. For matmul, measure only one kernel.
+    """Measure several kernels of an operation, or one kernel of matmul, on every shape.
 
     - ``of``: the name of the operation, such as ``bandwidth``.
-    - ``shapes``, ``problem``: shapes (also as text) and problems of this operation; by default, its default shapes and
-      its default problem.
-    - ``parameters``: values for sizes of the shape and for fields of the problem, such as ``seq_lens=[1024, 4096]`` and
-      ``direction=["fwd", "bwd"]``. A keyword has the name of its command-line option. mamf measures every combination.
+    - ``shapes``: shapes of this operation, as objects or as text. By default, the operation chooses the shapes.
+    - ``problem``: one or several problems of this operation; by default, its default problem.
+    - ``parameters``: sizes of the shapes and fields of the problem, such as ``seq_lens=[1024, 4096]`` and
+      ``direction=["fwd", "bwd"]``. Keywords and command-line options have the same names. mamf measures every
+      combination.
     - ``kernel``: names of kernels; by default, all available kernels.
     - ``regime``: burst by default, but sustained for models.
     - ``ceilings``: a mapping from (dtype, regime) to a ceiling, such as ``matmul_ceilings`` of a log of ``mamf find``.
-      Rows show shares of these ceilings. Between the rows, mamf measures the matmul of each ceiling again, to detect
-      whether the speed of the card has changed since the ceiling was measured. If the kernel of a matmul is not
-      installed, mamf leaves this matmul out and gives a MamfWarning.
+      Rows show their rates as shares of these ceilings. Between the rows, mamf measures the matmul of each ceiling
+      again, to detect whether the speed of the card has changed. If the kernel of this matmul is not installed, mamf
+      skips the matmul and gives a MamfWarning.
     - ``ceiling_kernel``: if a ceiling was measured with a kernel that is not installed, name this kernel here as
       ``package.module:Class``.
 
-    Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error becomes the
-    status of a measurement.
+    Raises UnavailableError, UnknownNameError or UnsupportedError before it allocates memory. A later error is not
+    raised: the row that failed has the error as its status.
 
     >>> rows = mamf.measure_kernels("bandwidth", ["64MiB", "1GiB"], problem=mamf.BandwidthProblem("triad"))
     >>> [(str(row.shape), f"{row.best_rate:.1f} {row.work.unit}") for row in rows]
@@ -333,11 +334,12 @@ def measure_kernels(
 
 
 def sweep(shapes: Iterable[MatmulShape | str] | str | None = None, **options: Any) -> Rows:
-    """Measure matmuls with one kernel, in an order shuffled by the problem's seed. ``options``: keyword arguments of
-    ``measure_kernels``.
+    """Measure matmuls of several shapes with one kernel. The shapes are measured in random order, which depends on the
+    ``seed`` of the problem.
 
     - ``shapes``: shapes MxNxK, as MatmulShape or text such as ``4096x4096x4096``. ``mamf.matmul_grid`` makes a grid.
-    - ``dtype``, ``problem``, ``kernel``: a single value each; by default, the device's default dtype and kernel.
+    - ``options``: keyword arguments of ``measure_kernels``. ``dtype``, ``problem`` and ``kernel`` take only one value.
+      By default, mamf uses the default dtype and the default kernel of the device.
 
     >>> for row in mamf.sweep(["4096x4096x4096", "8192x8192x8192"], dtype="bfloat16"):
     ...     print(row)
@@ -351,8 +353,8 @@ def attention(shapes: Iterable[AttentionShape | str] | str | None = None, **opti
     """Measure attention kernels, in TFLOPS. ``options``: keyword arguments of ``measure_kernels``.
 
     ``shapes``: AttentionShape or text such as ``b1h16q4096k4096d128c`` (batch, heads, queries, keys, head dimension,
-    causal). The default shapes have 16384 tokens in total, in sequences of 512 or more. ``problem``: AttentionProblem,
-    by default forward.
+    causal). The default shapes have 16384 tokens in total, in sequences of 512 or more. ``problem``: one or several
+    AttentionProblems; the default is the forward pass.
 
     >>> for row in mamf.attention(["b1h16q4096k4096d128"], kernel="simulated-attention"):
     ...     print(row, f"{row.seconds * 1e3:.1f} ms")
@@ -414,12 +416,15 @@ def make_problems_and_shapes(
     function_name: str,
     max_values: int | None = None,
 ) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the problems and the shapes to measure. If the caller gave no problems or no shapes, make them from
-    ``parameters``. Parameters that are not given get the device's default values.
+    """Return the problems and the shapes to measure. Make those that the caller did not give from ``parameters`` and,
+    for sizes and fields that are not in ``parameters``, from default values.
 
-    ``shapes`` may be one text with several shapes. ``function_name``: the name of the API's function, for errors.
-    ``max_values``: the maximum number of values of a field, or None for any number. Raises UsageError for values that
-    are invalid or contradict each other, and TypeError for an unknown parameter.
+    - ``shapes``: shapes as objects or texts, or one text with several shapes, separated by blanks.
+    - ``parameters``: sizes of the shapes and fields of the problems.
+    - ``function_name``: the name of the API's function, for errors.
+    - ``max_values``: the maximum number of problems, and of values of one field of a problem; None for any number.
+
+    Raises UsageError for values that are invalid or contradict each other, and TypeError for an unknown parameter.
     """
     sizes, fields = (
         _parse_parameters(get_parameters(operation.shape_type), parameters),
@@ -449,6 +454,8 @@ def make_problems_and_shapes(
 def _parse_parameters(
     parameters: Mapping[str, Parameter], values_by_keyword: Mapping[str, Any]
 ) -> dict[str, tuple[Any, ...]]:
-    """Return the values of the parameters that ``values_by_keyword`` sets, by the name of the parameter."""
+    """Parse the values of those ``parameters`` that have a value in ``values_by_keyword``. Return them by the name of
+    the parameter.
+    """
     values = {each.name: values_by_keyword.get(each.keyword or each.name) for each in parameters.values()}
     return {name: parameters[name].parse_values(value) for name, value in values.items() if value is not None}

@@ -57,8 +57,8 @@ Candidate = tuple[Any, str]
 CHOOSE_PHASE, CONFIRM_PHASE = "choose", "confirm"
 # A candidate's rate becomes a ceiling only after at least this many confirming rounds have measured the candidate.
 MIN_CONFIRMING_ROUNDS = 3
-# If a visit (one measurement) is more than this many times as fast as the ceiling, drift cannot be the reason: the
-# speed of a card changes by less than 2 % while the card warms up.
+# If a measurement of the winner is faster than the ceiling by more than this factor, the ceiling is too low. A cold
+# card cannot explain the difference, because warming up changes the speed of a card by less than 2 %.
 _CLEARLY_FASTER_FACTOR = 1.1
 
 
@@ -186,9 +186,9 @@ def find_confirmed_ceiling(
     """Return the ceiling that the confirming rounds give, or None if fewer than MIN_CONFIRMING_ROUNDS rounds measured
     the winner.
 
-    ``rows``: the rows of one problem and regime; rows of phases other than ``choose`` and ``confirm`` are ignored. Each
-    round measures every remaining candidate once, so a change in the speed of the device between rounds does not affect
-    the ratio of two candidates within a round.
+    ``rows``: the rows of one problem and regime; rows of phases other than ``choose`` and ``confirm`` are ignored. The
+    winner is compared with another candidate by the ratio of their rates in each round, because the speed of the device
+    may change between rounds.
     """
     rows = [row for row in rows if row.phase in (CHOOSE_PHASE, CONFIRM_PHASE)]
     choosing_rows = [row for row in rows if row.phase == CHOOSE_PHASE]
@@ -265,10 +265,11 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     """Return the rate of one candidate over all rounds, in TFLOPS or TB/s, and the interval in which the rate of
     another run is expected.
 
-    The rate is the median of the rounds. In regimes that report a mean, such as sustained, the rate is total work
-    divided by total time. The interval is computed from the calibration (how much repeated runs differ) that the
-    rounds recorded. Logs converted from an older version of mamf have no calibration, so their rate is the median, and
-    the interval is computed from the sorted rates of the rounds.
+    The rate is the median of the rounds or, in regimes that report a mean (such as sustained), total work divided by
+    total time. The interval depends on the calibration, which says how much repeated runs differ.
+
+    Rounds in logs converted from an older version of mamf have no calibration. For these, the rate is always the
+    median, and the interval is computed from the sorted rates of the rounds.
     """
     repeatability = find_median_repeatability(rounds)
     if repeatability is None:
@@ -284,8 +285,8 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
 
 
 def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
-    """Compute how far the rate that ``combine_rounds`` returns may be from the mean rate of many runs, as relative
-    standard errors.
+    """Compute the relative error of the rate that ``combine_rounds`` returns: how far the rate of this run may be from
+    the mean rate of many runs.
     """
     return compute_run_error(*_combine_round_seconds(rounds), choose_repeatability(rounds))
 
@@ -312,11 +313,11 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
 
 
 def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | None:
-    """Return the recorded calibration (how much repeated runs differ) with the median run-to-run error. Return None
+    """Return the calibration (how much repeated runs differ) of the round with the median run-to-run error. Return None
     if the rounds recorded no calibration.
 
-    Rounds may have recorded different calibrations. If the speed of a kernel varies between runs, most rounds record a
-    large error, so the median error is large too.
+    The run-to-run error may differ between rounds. If the speed of a kernel varies between runs, most rounds record a
+    large error, so the median is large too.
     """
     repeatabilities = sorted((row.repeatability for row in rounds if row.repeatability), key=lambda each: each.run)
     return repeatabilities[len(repeatabilities) // 2] if repeatabilities else None
@@ -338,11 +339,11 @@ def compute_rate_ratios(rounds: Mapping[int, Measurement], other_rounds: Mapping
 
 
 def is_tied(winner_rounds: Mapping[int, Measurement], other_rounds: Mapping[int, Measurement]) -> bool:
-    """Return whether another candidate may be as fast as the winner: the interval of the winner's rate divided by the
-    other candidate's rate is not entirely above 1.
+    """Return whether another candidate may be as fast as the winner.
 
-    Also return True if the other candidate is faster in these rounds. This can happen, because earlier rounds chose the
-    winner.
+    In each round, divide the winner's rate by the other candidate's rate. The result is False only if the interval of
+    the median ratio is entirely above 1. It is True if the other candidate is faster in these rounds, which can happen
+    because earlier rounds chose the winner.
     """
     ratios = compute_rate_ratios(winner_rounds, other_rounds)
     return bool(ratios) and compute_median_interval(ratios).low <= 1.0
@@ -397,7 +398,8 @@ def compute_mamfu(row: Measurement, ceilings: Ceilings) -> float | None:
     """Return MAMFU: the rate of a row as a share of the ceiling for its dtype and regime.
 
     Returns None if there is no such ceiling or its interval is unknown. If several devices measured the rows of a run,
-    use the rate that the row would have on the first device, because the ceiling was measured there.
+    the rate is first divided by the speed of the row's device relative to the first device, because the ceiling was
+    measured on the first device.
     """
     ceiling = find_row_ceiling(row, ceilings)
     if ceiling is None or row.summary is None or not ceiling.interval.is_known:
@@ -434,10 +436,10 @@ def has_card_drifted(row: Measurement, ceilings: Ceilings, limit: float = MAX_DR
 
 
 def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
-    """Return the drift of the card's speed: the rate of the reference matmul (the matmul of the ceiling) before and
-    after the row, divided by the ceiling, minus 1.
+    """Return how much the card's speed has changed since the ceiling was measured, as a share.
 
-    Returns None if the run did not measure the reference matmul or there is no ceiling.
+    mamf measures the matmul of the ceiling again before and after the row. The result is the mean of these two rates,
+    divided by the ceiling, minus 1. It is None if the run did not measure this matmul or there is no ceiling.
     """
     ceiling, reference_tflops = find_row_ceiling(row, ceilings), row.details.get("reference_tflops")
     return (
@@ -447,12 +449,14 @@ def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     )
 
 
-def require_known_interval(ceiling: Ceiling) -> None:
-    """Raise IncomparableError if the interval of a ceiling is unknown."""
+def require_known_interval(ceiling: Ceiling, alternative: str = "leave it out") -> None:
+    """Raise IncomparableError if the interval of a ceiling is unknown. ``alternative``: what the user can do instead of
+    measuring the ceiling again.
+    """
     if not ceiling.interval.is_known:
         raise IncomparableError(
             f"the {ceiling.regime} ceiling is too noisy to compare rates with it: measure it again with 'mamf find' "
-            "while nothing else runs, or leave it out"
+            f"while nothing else runs, or {alternative}"
         )
 
 

@@ -23,8 +23,8 @@ COMPUTE_BOUND, BANDWIDTH_BOUND = "compute", "bandwidth"
 #: The memory levels from which a launch reads its arrays: the last-level cache if all arrays fit in the cache, or
 #: memory if the arrays are many times larger than the cache.
 CACHE_LEVEL, MEMORY_LEVEL = "cache", "memory"
-#: READ_PATTERN is the bandwidth pattern that only reads memory. In a mapping of ceilings by dtype and regime, the
-#: key of a bandwidth ceiling has READ_BANDWIDTH_KEY in place of the dtype.
+#: READ_PATTERN is the bandwidth pattern that only reads memory. Mappings of ceilings have the keys (dtype, regime) for
+#: matmul ceilings and (READ_BANDWIDTH_KEY, regime) for bandwidth ceilings.
 READ_PATTERN, READ_BANDWIDTH_KEY = "read", "read bandwidth"
 MEMORY_LEVELS = (CACHE_LEVEL, MEMORY_LEVEL)
 #: If a row reaches at least this share of its roof, a better kernel can gain little.
@@ -123,8 +123,8 @@ def make_roofline_point(row: Measurement, roofs: Roofs, name: str, layer_name: s
     """Make the roofline point of a measured row. ``name``: the name of the point. ``layer_name``: the name of its group
     of rows.
 
-    The rate of the point is the figure that the row's regime reports, such as the median. If several devices measured
-    the rows of a run, use the rate that the row would have on the first device.
+    The point has the rate by which mamf ranks rows of this regime, such as the median. If several devices measured the
+    rows of a run, this rate is divided by the speed of the row's device relative to the first device.
     """
     work, (roof, bound) = row.work, roofs.find_roof_and_bound(row) or (None, None)
     seconds = row.work_amount / row.comparable_rate / TERA

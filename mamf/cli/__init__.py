@@ -101,8 +101,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:  # another signal arrived while the command ended because of the first one
         exit_code = INTERRUPTED_EXIT_CODE
     if exit_code == INTERRUPTED_EXIT_CODE and arguments is None:
-        # If the signal arrived during an import, Python itself would kill the process with SIGINT at exit, and this
-        # exit code would be lost.
+        # Do not let Python end the process: if the signal arrived during an import, Python would kill the process with
+        # SIGINT instead of returning this exit code.
         sys.stdout.flush()
         os._exit(exit_code)
     if arguments is None and "profile" not in typed_words[:1]:  # a profiled script may leave threads that must finish
@@ -246,9 +246,11 @@ def _redirect_stdout_to_null_device() -> None:
 def _print_short_warnings(runs_script: bool) -> Iterator[mmap.mmap]:
     """Print each warning only once and as one line while the context is open.
 
-    Yields one byte of memory that forked processes share. This byte becomes 1 after a LogChangedWarning, so that the
-    caller can return it as the exit code. ``runs_script``: whether the command runs a user's script. If so, Python
-    prints the warnings of packages other than mamf in full.
+    Yields one byte, which becomes 1 after a LogChangedWarning. This byte is then the exit code of a command that
+    is otherwise successful. The byte is in memory that forked processes share.
+
+    ``runs_script``: whether the command runs a user's script. If so, Python prints the warnings of packages other than
+    mamf in full.
     """
     printed_texts: set[str] = set()
     log_changed = mmap.mmap(-1, 1)

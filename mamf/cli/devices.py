@@ -387,8 +387,8 @@ _MEASURE_ANSWER, _END_ANSWER = "go", "end"
 
 
 def prepare_node_run(options: argparse.Namespace) -> list[int]:
-    """Set the backend and the output folder in the options, and return the indices of the devices that ``mamf node``
-    measures. Return no indices if a launcher started several processes on this machine, and another of them measures.
+    """Set the backend and the output folder in the options. Return the indices of the devices to measure, but none if
+    a launcher started several processes on this machine and this one is not the first of them.
     """
     for name in options.kernel or ():
         make_matmul_kernel(name)
@@ -458,7 +458,7 @@ def measure_node_device(options: argparse.Namespace, send_record: SendRecord) ->
     ``send_record``: sends a record to the parent process.
     """
     index, device_count = options.led
-    # Fail if another program changes a log: mamf would then write to a new path, where the verdict does not look.
+    # Fail if another program changes a log. Otherwise mamf would go on in a new log, which the verdict would not read.
     warnings.simplefilter("error", LogChangedWarning)
     send_record({PHASE_KEY: "opening the device"})
     backend = open_backend(options.backend, index)

@@ -93,10 +93,10 @@ class CommandParser(argparse.ArgumentParser):
         return super().parse_known_args(self._move_positional_word_to_front(args or ()), namespace)
 
     def _move_positional_word_to_front(self, words: Sequence[str]) -> list[str]:
-        """Reorder the words of the command line, so that a required positional argument gets a word.
+        """Move a word of the command line to the front if otherwise a required positional argument would get no word.
 
-        argparse gives all words that follow an option to this option. If the option also accepts fewer words, and no
-        other word is left for the positional argument, move the last of these words to the front.
+        An option that takes several values takes all words that follow it, even a word that is meant for the positional
+        argument. Move the last word that the option can spare.
         """
         if not any(_is_required_positional(action, words) for action in self._actions):
             return list(words)

@@ -61,8 +61,8 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         self._show_text(text, text)
 
     def show_step(self, step: str, is_prepared: bool) -> None:
-        """Show that the run prepares a step (the text of its shape and kernel) or, once it measures the step, show the
-        phase again.
+        """Show that the run prepares ``step`` (the shape and kernel of a row). If the step is already prepared, show
+        the phase of the run instead.
         """
         if is_prepared:
             self._show_text(self._phase, f"measuring {step}")

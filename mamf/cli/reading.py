@@ -36,8 +36,8 @@ def read_roofs(options: argparse.Namespace) -> Roofs | None:
     """Read the ceilings from the logs of ``--ceiling``, and return the roofs: the highest rates that these compute and
     bandwidth ceilings allow. Return None if the option is not given.
 
-    Leave out ceilings of matmuls whose interval is unknown if the log has others. Raises UsageError if the logs have no
-    ceiling, and IncomparableError if they are from several cards or if the interval of a needed ceiling is unknown.
+    Leave out matmul ceilings whose interval is unknown, unless a log has no others. Raises UsageError if a log has no
+    ceiling, and IncomparableError if the logs are from several cards or a remaining ceiling has an unknown interval.
     """
     from mamf.logs.roofs import build_roofs_from_logs
 

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from mamf.logs.run_log import RunLog
     from mamf.logs.writer import RunLogWriter
 
-#: Options that other code compares with the resumed log, so this module does not. The options in the next four sets
-#: are not compared, because they do not change the plan.
+#: Options that this module does not compare with the resumed log, because other code does. This module does not compare
+#: the options in the four sets below either, because they do not change the plan.
 _OPTIONS_COMPARED_ELSEWHERE = {
     "backend",
     "ceiling",
@@ -53,8 +53,8 @@ _OPTION_BY_FIELD = {
     "warmup_launches": "num-warmup-iterations",
     "timed_launches": "num-iterations",
 }
-#: Fields of a plan that this module does not compare with the options, because they may differ in a resumed run, depend
-#: on other fields, or are compared by other code.
+#: Fields of a plan that this module does not compare with the options. Some of them may differ in a resumed run, some
+#: depend on other fields, and other code compares the rest.
 _FIELDS_NOT_COMPARED = {
     "kind",
     "operation",
@@ -182,8 +182,8 @@ def has_plan_options(options: argparse.Namespace) -> bool:
 
 
 def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_plan: Plan) -> None:
-    """Raise LogMismatchError for an option in which two plans differ, if possible for one that the user typed. The
-    order of values in an option is ignored.
+    """Raise LogMismatchError if an option has different values in two plans. If several options differ, name one that
+    the user typed, if there is one. Ignore the order of the values of an option.
     """
     if logged_plan.is_shared:
         requested_plan = requested_plan.make_plan_for_rank(logged_plan.options.rank, logged_plan.options.ranks)
@@ -195,7 +195,7 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
 
 
 def _may_have_been_typed(options: argparse.Namespace, option: str) -> bool:
-    """Return whether the user may have typed an option. Always True for shapes, which several options set."""
+    """Return whether the user may have typed an option. Return True for shapes, because several options set them."""
     names = {prefix + option.replace("-", "_") for prefix in ("", "field_")} & vars(options).keys()
     return option == "shapes" or not names or bool(names & options.given_names)
 

@@ -161,7 +161,8 @@ class Session:
             return self.make_new_plan().make_plan_for_rank(*share) if share else self.make_new_plan()
         if has_plan_options(self.options):
             require_same_plan(self.options, logged_plan, self.make_plan_to_compare(logged_plan))
-        # Keep the logged budget for runs whose ceilings depend on it, and for runs that end only when it is used up.
+        # If the user gives no new budget, use the budget in the log for these kinds of runs. Ceilings of FIND and
+        # ROOFLINE depend on the budget, and VERIFY ends only when the budget is used up.
         logged_budget_seconds = logged_plan.budget_seconds if logged_plan.kind in (FIND, ROOFLINE, VERIFY) else None
         return replace(
             logged_plan,

@@ -34,8 +34,8 @@ from mamf.text import escape_invisible_characters, wrap_line
 if TYPE_CHECKING:
     from mamf.report.document import Document
 
-#: Matches the text that a terminal shows in bold or in color: lines with the best result, and verdicts. Each group's
-#: name ends with the number of its color in ECMA-48 escape sequences, such as 31 for red.
+#: A pattern for the texts that mamf prints in bold or in color: lines with the best result, and verdicts. The number in
+#: the name of a group is the code of its style in ECMA-48 escape sequences, such as 1 for bold and 31 for red.
 _COLORED_TEXT = re.compile(
     r"^(?P<b1>best .*)$"
     r"|\b(?:(?P<b31>CRITICAL|SLOWER|FAIL|wrong_result|implausible)|(?P<b33>WARN|UNDECIDED)|(?P<b32>OK|FASTER))\b",
@@ -43,8 +43,8 @@ _COLORED_TEXT = re.compile(
 )
 #: The number of columns that mamf assumes if a terminal does not report its width.
 _DEFAULT_TERMINAL_COLUMNS = 80
-#: Streams for reports; mamf prints to the first one. Each open ``redirect_reports`` context has inserted its stream at
-#: the front. ``reserve_stdout_for_reports`` adds the original stdout at the end.
+#: Streams for reports; mamf prints to the first one. ``reserve_stdout_for_reports`` appends the original stdout.
+#: ``redirect_reports`` inserts another stream at the front while its context is open.
 _REPORT_STREAMS: list[TextIO] = []
 
 

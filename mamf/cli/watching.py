@@ -1,14 +1,14 @@
 """Keep every measured row in the log of a run that is interrupted or that crashes.
 
-mamf turns SIGINT, SIGTERM or SIGHUP into one KeyboardInterrupt, but never raises it while a record is written. A second
-signal ends the process at once. If a process receives one signal several times within a short time (from the terminal
-or a batch system, and again from the watching process), the repetitions do not count as a second signal.
+The first SIGINT, SIGTERM or SIGHUP raises a KeyboardInterrupt, but never while a record is written. A second SIGINT or
+SIGTERM ends the process at once. A repetition shortly after the first signal does not count as a second signal, because
+a terminal or batch system and the watching process may both send the same signal.
 
-A second process watches the run, so that a crash of a kernel loses only the row that is being measured. The watching
-process forks before it imports anything large, and waits. Its child measures, and keeps this row in shared memory. If a
-signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends this row to the log and
-forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the run, and --resume
-continues it.
+A second process watches the run, so that a crash of a kernel loses only one row. The watching process forks a child
+before it imports anything large. The child measures the rows, and stores in shared memory which row it is measuring. If
+a signal such as SIGSEGV ends the child, or a library calls exit(), the watching process appends this row to the log as
+a failed row, and forks a new child, which resumes the log. This works on Linux only. On other systems a crash ends the
+run, and --resume continues it.
 """
 
 from __future__ import annotations
@@ -114,10 +114,11 @@ class SignalHandler:
         self.raise_if_interrupted(was_raised_before)
 
     def raise_if_interrupted(self, was_raised_before: bool = False) -> None:
-        """Raise RunInterrupted if a signal arrived in a shielded block, or if a library swallowed an earlier
-        RunInterrupted.
+        """Raise RunInterrupted if a signal has arrived. It may have arrived in a shielded block, or a library may have
+        caught an earlier RunInterrupted.
 
-        ``was_raised_before``: whether RunInterrupted had already been raised before the shielded block.
+        ``was_raised_before``: if True, do nothing, because the signal arrived and raised RunInterrupted before the
+        shielded block.
         """
         if self.is_interrupted and not was_raised_before:
             raise RunInterrupted
@@ -141,8 +142,8 @@ _WATCHED_COMMANDS = {
 _UNWATCHED_OPTIONS = {"--dry-run", "--help", "-h", "--led"}
 _HANDLED_SIGNALS = ENDING_SIGNALS | {each for each in signal.Signals if each.name in ("SIGCONT", "SIGCHLD")}
 _SHARED_MEMORY_BYTES, _TEXT_END = 1 << 20, b"\0"
-#: The label that a child stores when its command has ended. If a child exits with another label, a plugin or a library
-#: has called exit().
+#: A child stores this text as ``row_label`` when its command has ended. If a child exits without storing it, a plugin
+#: or a library has called exit().
 COMMAND_ENDED_LABEL = "over"
 _EMPTY_STATE = b'["", 0, [], "", ""]'
 _PR_SET_PDEATHSIG = 1  # the constant of this name in linux/prctl.h

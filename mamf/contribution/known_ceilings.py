@@ -307,10 +307,10 @@ def read_published_rates() -> dict[tuple[str, str], dict[str, str]]:
     """Read the published figures that this package ships: the highest one for each device (by its name in peaks.csv)
     and dtype.
 
-    In each row, ``statistic`` says how many figures were published for the device and dtype, and how high the lowest
-    is: "the highest of 3, from 54" means three figures, of which the lowest is 54 TFLOPS. ``statistic`` is empty for a
-    single figure. ``accelerator`` is the publisher's name for the device. Other people wrote these texts, so escape
-    them before use in a page.
+    If several figures were published for a device and dtype, ``statistic`` gives their number and the lowest of them.
+    For example, "the highest of 3, from 54" means three figures, of which the lowest is 54 TFLOPS. ``statistic`` is
+    empty for a single figure. ``accelerator`` is the publisher's name for the device. Other people wrote these texts,
+    so escape them before use in a page.
     """
     return {(row["device"], row["dtype"]): row for row in read_packaged_csv_rows(SHIPPED_PUBLISHED_FIGURES_FILE)}
 

@@ -38,7 +38,7 @@ from mamf.plans import EXPLAIN, FIND, RANKING_STATISTIC_BY_REGIME, ROOFLINE
 from mamf.plausibility import compute_used_cycle_share, explain_implausible_row, separate_impossible_samples
 
 LOG_TIERS = ("complete", "interrupted", "legacy")
-# The names of details that only rows of approximate kernels have. Such kernels skip work or multiply in another dtype.
+# Only rows of approximate kernels have these details. Approximate kernels skip work or multiply in another dtype.
 _APPROXIMATION_DETAILS = ("product_dtypes", "sparsity", "cosine_similarity", "relative_l1")
 _FieldTree = dict[str, Any]
 # Match printable ASCII with single blanks and without the brackets of a Markdown link or picture.
@@ -50,14 +50,15 @@ _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
 _MAX_TIME_AHEAD = timedelta(days=2)
 # Maximum relative rounding error of the rates in a log, which have six digits.
 _RATE_ROUNDING_SHARE = 1.1e-5
-# The power in a log may differ from the recomputed power by this share: old logs contain the median power of repeated
-# measurements, but newer logs divide total energy by total time.
+# The power of a ceiling in a log may differ by this share from the power that mamf computes from the log's rows. mamf
+# divides total energy by total time, but old logs contain the median power of the rows.
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# The maximum relative error of a verified result, for exact and for approximate kernels. No tolerance is higher.
+# The maximum relative error of the results of exact and of approximate kernels. Operations that set the compute
+# ceiling, such as matmul, have their own limit: the tolerance of the problem.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
-# The measured power must be between these shares of the card's power limit. Logs have shares of 0.2 to 1.1.
+# The measured power must be between these shares of the card's power limit. In results/, the shares are 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
 _MAX_CLOCK_SHARE = 1.02
 #: Two rows with fewer samples than this may have equal samples by chance, because logs round to nanoseconds.

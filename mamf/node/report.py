@@ -38,18 +38,21 @@ from mamf.report.document import (
 
 
 def make_node_document(
-    devices: Sequence[NodeDevice], verdict: NodeVerdict, separate_measurement_reason: str = ""
+    devices: Sequence[NodeDevice], verdict: NodeVerdict, separate_measurement_reason: str = "", baseline_name: str = ""
 ) -> Document:
     """Return the report that ``mamf node`` prints, with the verdict and the figures of all devices.
 
     The first line is the reason for the verdict, because a pager shows the beginning of the report. The last line
     repeats the reason with the exit code, because a terminal shows the end. ``separate_measurement_reason``: why the
-    devices did not measure at the same time; empty if they did.
+    devices did not measure at the same time; empty if they did. ``baseline_name``: the baseline of --baseline; empty if
+    there is none.
     """
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
     if separate_measurement_reason:
         remarks.append(f"the devices did not measure at the same time: {separate_measurement_reason}")
+    if baseline_name:
+        remarks.append(f"also compared with {baseline_name}")
     # If there are no findings, the line with the verdict already names the slowest device.
     slowest = [describe_slowest_device(devices)] if verdict.findings else []
     blocks: list[Block] = [

@@ -234,8 +234,8 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
         if not _is_comparable_figure(device, figure):
             text = (
                 f"{device.full_label}: {figure} {format_figure(figure, value)} is too noisy to compare "
-                f"(+-{device.half_widths[figure]:.0%}): another process uses the device, or something slows "
-                "it from time to time"
+                f"(+-{device.half_widths[figure]:.0%}): either this kind of device repeats its rates no better, "
+                "or another process uses it"
             )
             yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():

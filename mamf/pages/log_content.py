@@ -218,7 +218,8 @@ def make_run_log_content(log: RunLog) -> LogContent:
     left_noun = "ceiling" if get_kind(log.plan).has_ceilings else "measurement"
     return LogContent(
         log.path.name,
-        f"{header['device']['name']}: {make_run_title(log.plan)}" + (f" ({dtypes})" if dtypes else ""),
+        f"{header['device']['name']}: {make_run_title(log.plan).partition(' ')[2]}"
+        + (f" ({dtypes})" if dtypes else ""),
         [
             describe_machine(header),
             f"{format_start_time(header)}; {describe_end(log.summary, left_noun=left_noun)}",
@@ -287,8 +288,8 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
         f"at {ceiling.shape} by {ceiling.kernel}",
         compare_with_known_ceilings(ceiling, header["device"]),
     ]
-    title = ceiling.dtype if is_plain else make_ceiling_title(ceiling)
-    return HeadlineFigure(f"{ceiling.regime} ceiling, {title}", ceiling.unit, point, notes)
+    title = f"{ceiling.regime} ceiling, {ceiling.dtype}" if is_plain else f"ceiling, {make_ceiling_title(ceiling)}"
+    return HeadlineFigure(title, ceiling.unit, point, notes)
 
 
 def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:

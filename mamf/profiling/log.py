@@ -259,7 +259,12 @@ def _make_profile_columns(profile: Profile, row_kind: str = "class") -> list[Col
             format_milliseconds,
             3,
         ),
-        Column("", "calls" if row_kind == "class" else "", lambda row: row.calls / steps, drop_priority=3),
+        Column(
+            "",
+            "calls" if row_kind == "class" else "",
+            lambda row: None if row.name == IDLE_LABEL else row.calls / steps,
+            drop_priority=3,
+        ),
         Column("calls", "", lambda row: row.calls),
         Column("visible_seconds", "", lambda row: row.visible),
         Column("hidden_seconds", "", lambda row: row.hidden),
@@ -332,6 +337,11 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_shares(profile)
+    if profile.mamfu is None and (dtypes := ", ".join(profile.dtypes_without_ceiling)):
+        yield (
+            f"no MAMFU of all FLOP, because no sustained ceiling of {dtypes} is known: measure it "
+            "with 'mamf find', and profile again with --ceiling LOG"
+        )
     for row in profile.classes:
         if row.mamfu is not None and row.mamfu > 1:
             yield (
@@ -349,6 +359,8 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
                 f"{row.visible / profile.whole_seconds:.1%} of the time is unclassified: "
                 "no rule matches the names of its operations or kernels"
             )
+    if any(row.name == PEAK_MEMORY and row.nbytes is None for row in profile.memory):
+        yield "the peak memory and the rest are unknown, because the CPU does not report its peak memory"
     if any(row.name.startswith("in ") for row in profile.memory):
         yield "'in MODULE': memory that its forward pass allocated in these steps, and that was not freed at the peak"
     if profile.modules:

@@ -187,6 +187,12 @@ class Profile:
         return self.flop / self.seconds_without_profiler / TERA if self.flop else None
 
     @property
+    def dtypes_without_ceiling(self) -> list[str]:
+        """The dtypes in which FLOP were counted, but whose ceiling is unknown."""
+        known = {ceiling.dtype for ceiling in self.ceilings}
+        return list(dict.fromkeys(dtype for row in self.classes for dtype in row.flop if dtype not in known))
+
+    @property
     def mamfu(self) -> float | None:
         """MAMFU of whole steps: the seconds that the total FLOP would take at the ceilings, divided by
         ``seconds_without_profiler``. None if no FLOP was counted, or if any class has FLOP but no MAMFU.

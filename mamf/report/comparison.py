@@ -20,6 +20,7 @@ from mamf.logs.compared_rows import (
 from mamf.logs.judging import GuardOutcome, GuardResult, JudgedRow
 from mamf.logs.pooling import POOLED_TOLERANCE_SHARE, PooledRows
 from mamf.report.document import (
+    UNKNOWN_INTERVAL,
     Answer,
     Block,
     Column,
@@ -131,7 +132,7 @@ def format_ratio_interval(interval: Interval) -> str:
     return (
         f"{interval.low:.4f} to {interval.high:.4f}"
         if interval.high < _MAX_INTERVAL_RATIO * interval.low
-        else "unknown"
+        else UNKNOWN_INTERVAL
     )
 
 

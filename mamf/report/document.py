@@ -430,15 +430,23 @@ def make_interval_columns(
 ) -> list[Column[RowT]]:
     """Return a column that shows an interval to people, and two columns with its lower and upper end for CSV and JSON.
 
+    If the text for people is ``unknown``, both ends are None.
+
     ``name``: the key of each end, with ``{}`` in place of "low" or "high": ``rate_{}_tflops``.
     ``read_shown_interval``: returns the interval for people, if its unit differs from that for CSV and JSON.
     """
+
+    def read_end(row: RowT, index: int) -> float | None:
+        interval = read_interval(row)
+        is_known = interval is not None and format_value(interval) != UNKNOWN_INTERVAL
+        return (interval.low, interval.high)[index] if interval is not None and is_known else None
+
     return [
         Column(
             "", "interval", read_shown_interval or read_interval, format_value, drop_priority=4, is_left_aligned=True
         ),
-        Column(name.format("low"), "", lambda row: (it := read_interval(row)) and it.low),
-        Column(name.format("high"), "", lambda row: (it := read_interval(row)) and it.high),
+        Column(name.format("low"), "", partial(read_end, index=0)),
+        Column(name.format("high"), "", partial(read_end, index=1)),
     ]
 
 

@@ -83,6 +83,16 @@ class BestKernel:
     row: Measurement
     runner_up: Measurement | None
 
+    @property
+    def lead(self) -> float | None:
+        """By which share of the second-best kernel's rate the best kernel is faster. None if there is no second-best
+        kernel, or if the kernels are tied: their intervals overlap, or one is unknown.
+        """
+        rows = [row for row in (self.row, self.runner_up) if row is not None and row.interval.is_known]
+        if len(rows) < 2 or rows[0].comparable_interval.overlaps(rows[1].comparable_interval):
+            return None
+        return rows[0].comparable_rate / rows[1].comparable_rate - 1
+
 
 def find_best_kernels(rows: Iterable[Measurement]) -> list[BestKernel]:
     """Return the best kernel of each shape for which the log has rows of several kernels."""
@@ -121,12 +131,12 @@ def make_best_kernel_table(
         ),
         Column("mbu", "MBU", lambda each: shares.compute_row_mbu(each.row), format_percent, 1),
         Column("mamfu", "MAMFU", lambda each: shares.compute_row_mamfu(each.row), format_percent, 1),
+        Column("ahead", "", lambda each: each.lead),
         Column(
-            "ahead",
+            "",
             "ahead %",
-            lambda each: each.runner_up and each.row.comparable_rate / each.runner_up.comparable_rate - 1,
-            format_percent,
-            2,
+            lambda each: each.runner_up and ("tied" if each.lead is None else format_percent(each.lead)),
+            drop_priority=2,
         ),
         Column(
             "second",

@@ -218,7 +218,7 @@ def make_picture_template_values(picture: Picture) -> dict[str, Any]:
         }
         for name, style in shown.make_legend()
     ]
-    return {**texts, "pictures": pictures, "legend": legend, "notes": shown.notes}
+    return {**texts, "pictures": pictures, "legend": legend, "notes": shown.all_notes}
 
 
 def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:

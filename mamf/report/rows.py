@@ -130,8 +130,12 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
     has_other_statistic = any(row.ranking_statistic not in ("mean", "median") for row in rows)
     rate = make_rate_column(make_rate_key("rate", unit), unit, lambda row: row.best_rate if row.ok else None, rows)
     return [rate], [
-        Column(make_rate_key("rate_low", unit), "", lambda row: row.rate_interval.low if row.summary else None),
-        Column(make_rate_key("rate_high", unit), "", lambda row: row.rate_interval.high if row.summary else None),
+        Column(
+            make_rate_key("rate_low", unit), "", lambda row: row.rate_interval.known_ends[0] if row.summary else None
+        ),
+        Column(
+            make_rate_key("rate_high", unit), "", lambda row: row.rate_interval.known_ends[1] if row.summary else None
+        ),
         make_statistic_column("median", "median" if has_other_statistic else "", 1),
         make_statistic_column("mean", "mean"),
         make_statistic_column("fastest", "fastest"),
@@ -149,18 +153,22 @@ def make_time_columns() -> list[Column[Measurement]]:
     """
 
     def make_time_column(
-        name: str, read_seconds: Callable[[Measurement], float], title: str = ""
+        name: str, read_seconds: Callable[[Measurement], float | None], title: str = ""
     ) -> Column[Measurement]:
         return Column(
-            f"{name}_ms", title, lambda row: 1e3 * read_seconds(row) if row.summary else None, lambda ms: f"{ms:.4g}", 3
+            f"{name}_ms",
+            title,
+            lambda row: 1e3 * seconds if row.summary and (seconds := read_seconds(row)) is not None else None,
+            lambda ms: f"{ms:.4g}",
+            3,
         )
 
     return [
         make_time_column("time", lambda row: row.seconds, "ms"),
         *(make_time_column(name, attrgetter(f"summary.{name}")) for name in ("mean", "median", "fastest", "slowest")),
         make_time_column("stdev", lambda row: row.stdev),
-        make_time_column("low", lambda row: row.interval.low),
-        make_time_column("high", lambda row: row.interval.high),
+        make_time_column("low", lambda row: row.interval.known_ends[0]),
+        make_time_column("high", lambda row: row.interval.known_ends[1]),
     ]
 
 

@@ -108,8 +108,8 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         ),
         make_rate_column(make_rate_key("rate", unit), unit, lambda each: each.rate, ceilings),
         Column("", "interval", lambda each: each.interval, partial(format_interval, factor=factor), 1, True),
-        Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.low),
-        Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.high),
+        Column(make_rate_key("rate_low", unit), "", lambda each: each.interval.known_ends[0]),
+        Column(make_rate_key("rate_high", unit), "", lambda each: each.interval.known_ends[1]),
         Column("interval_coverage", "", lambda each: each.interval.coverage),
         Column("shape", "shape", lambda each: str(each.shape), drop_priority=1, is_left_aligned=True),
         *make_columns_from_mappings(

@@ -213,3 +213,4 @@ def test_only_a_needed_ceiling_must_have_a_known_interval(run, find_records, tmp
     write(tmp_path / "find.jsonl", records)
     ended = run("attention", *SIMULATED, *KERNEL, "--seq-lens", "1024", "--regime", regime, "--ceiling", "find.jsonl")
     assert (ended[0], "the sustained ceiling is too noisy" in ended[2]) == (code, code == 2)
+    assert ("or give --no-ceiling instead of --ceiling" in ended[2]) == (code == 2)

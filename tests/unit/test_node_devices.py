@@ -206,6 +206,12 @@ def test_a_folder_is_shown_as_its_verdict(healthy, capsys):
     assert capsys.readouterr().out == expected
 
 
+def test_the_report_names_the_baseline(healthy, capsys):
+    baseline = min(healthy.rglob("*find*.jsonl"))
+    main(["node", "--from", str(healthy), "--baseline", str(baseline)])
+    assert f"also compared with the baseline {baseline.name}" in " ".join(capsys.readouterr().out.split())
+
+
 @pytest.mark.parametrize("text", ["x", "{}", "[1]", '{"places": [[]]}', "[" * 100_000], ids=range(5))
 def test_what_is_no_run_is_told_with_what_to_do(tmp_path, text):
     (tmp_path / "run.json").write_text(text)

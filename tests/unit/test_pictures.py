@@ -7,8 +7,10 @@ import pictures
 import pytest
 from figure_tables import ROOT
 
+from mamf.report.charts.attention import _make_bar_panel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.charts.picture import draw_figure
+from mamf.report.page import make_picture_template_values
 
 CHART = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", (Point(1, 2.0, 2.0, 2.0),)),)),),))
 
@@ -66,3 +68,14 @@ def test_points_with_an_unknown_interval_are_hollow_beside_others(high, has_holl
     assert ("hollow marker: the interval is unknown" in chart.all_notes) is has_hollow_markers
     texts = " ".join(text.get_text() for text in draw_figure(chart).texts)
     assert ("hollow marker" in texts) is has_hollow_markers
+
+
+def test_a_bar_with_an_unknown_interval_has_no_error_bar():
+    lines = (Line("a", (Point(1, 2.0, 1.9, 2.1),)), Line("b", (Point(1, 1.0, 1.0, 1.0),)))
+    assert [bar.interval for bar in _make_bar_panel(Panel("p", lines)).bars] == [(1.9, 2.1), None]
+
+
+def test_a_page_explains_hollow_markers_too():
+    points = (Point(1, 2.0, 2.0, 2.2), Point(2, 3.0, 3.0, 3.0))
+    chart = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", points),)),),))
+    assert "hollow marker: the interval is unknown" in make_picture_template_values(chart)["notes"]

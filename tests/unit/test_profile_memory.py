@@ -37,7 +37,10 @@ def test_what_the_optimizers_hold_is_told_by_kind(script, tmp_path, capsys):
         == 1
     )
     assert main(["show", str(log)]) == 0
-    assert "optimizer state" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "optimizer state" in out and "the CPU does not report its peak memory" in " ".join(out.split())
+    assert main(["show", str(log), "--ceiling", str(log)]) == 2
+    assert "give --ceiling to 'mamf profile' instead" in " ".join(capsys.readouterr().err.split())
 
 
 def entry(action, address, size, microseconds):

@@ -57,6 +57,14 @@ def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
     assert [row["reason"] for row in json.loads(render("json", [failed], HEADER, None))["measurements"]] == [reason]
 
 
+def test_csv_and_json_leave_the_ends_of_an_unknown_interval_empty(rows):
+    row = next(row for row in rows if row.ok)
+    noisy = replace(row, repeatability=replace(row.repeatability, run=0.9))
+    (known,), (unknown,) = (json.loads(render("json", [each], HEADER, None))["measurements"] for each in (row, noisy))
+    for key in ("rate_low_tflops", "rate_high_tflops", "low_ms", "high_ms"):
+        assert known[key] > 0 and unknown[key] is None
+
+
 # -- kernels against one another ---------------------------------------------------------------------------------------
 
 
@@ -75,9 +83,13 @@ def test_the_best_kernel_of_each_shape_is_named(both):
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
-    records = make_best_kernel_table(find_best_kernels(both), ShareCalculator(HEADER), None).make_records()
+    shares = ShareCalculator(HEADER)
+    records = make_best_kernel_table(find_best_kernels(both), shares, None).make_records()
     assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
     assert find_best_kernels(both[:2]) == []  # one kernel alone
+    tied = make_best_kernel_table(find_best_kernels([both[0], replace(both[0], kernel="same")]), shares, None)
+    assert [record["ahead"] for record in tied.make_records()] == [None]
+    assert [column.format_cell(tied.rows[0]) for column in tied.columns if column.title == "ahead %"] == ["tied"]
     lines = render("table", both, HEADER, None).splitlines()
     begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))
     assert [line.split()[1] for line in lines[begin + 2 : begin + 4]] == ["faster", "simulated.mm"]

@@ -160,8 +160,8 @@ class _AttentionSession(Session):
         )
 
     def _open_ceiling_kernels(self, ceilings: Ceilings, warn: Callable[[str], object]) -> Mapping[str, AnyKernel]:
-        """Import the matmul kernels that measured ``ceilings``, and return them by name. ``warn``: the function that
-        receives warnings as text.
+        """Import the matmul kernels with which ``ceilings`` were measured, and return them by name. ``warn``: called
+        with the text of each warning.
         """
         from mamf.ceilings.roof import READ_BANDWIDTH_KEY
         from mamf.operations.matmul.operation import get_ceiling_kernels

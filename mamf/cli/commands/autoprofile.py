@@ -40,8 +40,8 @@ _CPU_ATTENTION_OPTIONS = [
     *("--kernel", "eager", "sdpa", "sdpa-math"),
     *("--seq-lens", "256", "512", "--head-dims", "64", "--heads", "8", "--batch", "1"),
 ]
-#: The maximum number of attention kernels whose hardware counters are read. mamf chooses the fastest kernels on the
-#: measured shape with the most FLOP.
+#: The maximum number of attention kernels whose hardware counters are read. mamf chooses the kernels that are fastest
+#: on the largest measured shape.
 _MAX_COUNTED_KERNELS = 2
 SUMMARY_FILE_NAME = "SUMMARY.md"
 #: The heading of each log in SUMMARY.md, by the log's file name. mamf writes the logs in this order.
@@ -101,9 +101,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 class AutoprofileCommands:
     """The mamf commands that ``mamf autoprofile`` runs on one device, all within one time budget.
 
-    ``folder``: the folder for the logs. If the folder already has an unfinished log of a command, the command resumes
-    it.
-    ``skip_reasons``: the reason why a log cannot be measured here, by the file name of the log.
+    ``folder``: the folder for the logs. If it already has an unfinished log of a command, the command resumes this log.
+    ``skip_reasons``: why a command cannot run on this machine, by the file name of the command's log.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
@@ -119,10 +118,10 @@ class AutoprofileCommands:
         ]
 
     def yield_commands(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield, for each command, the file name of the log or picture that it writes, and its arguments.
+        """Yield each command as a pair: the name of the file that the command writes, and the command's arguments.
 
-        The caller must run each command before it takes the next one, because later arguments may depend on earlier
-        logs.
+        The caller must run each command before it takes the next one, because the arguments of a command may depend on
+        earlier logs.
         """
         is_accelerator = self.backend.is_accelerator
         dtype_options = ["--dtype", self.dtype] if self.dtype else []

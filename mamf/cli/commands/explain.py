@@ -94,8 +94,8 @@ class ExplainSession(Session):
 
     @cached_property
     def matmul_to_explain(self) -> MatmulToExplain:
-        """The matmul to explain: the one of --shape or, without --shape, the fastest one in the log of --ceiling. With
-        neither option, it is the fastest one of the last ``mamf find`` on this device.
+        """The matmul to explain: the shape of --shape or, without --shape, the fastest matmul in the log of --ceiling.
+        Without both options, it is the fastest matmul that the last ``mamf find`` on this device found.
         """
         from mamf.logs.ceiling_cache import find_cached_ceiling
         from mamf.operations.matmul.operation import choose_matmul_kernel, get_installed_kernel, make_problem

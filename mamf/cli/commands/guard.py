@@ -91,18 +91,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_guard_file(path: Path) -> dict[str, Any]:
-    """Read and check the TOML file of ``mamf guard``. Return its values as values of command-line options, by the name
-    that argparse uses for each option (its ``dest``).
+    """Read and check the TOML file of ``mamf guard``. Return its values as if they were command-line options, by the
+    names under which argparse stores options.
 
-    The result has the options of ``mamf sweep --operation`` that say what to measure, and these options:
+    The result has the options of ``mamf sweep --operation`` that say what to measure, and these values:
 
     ``baseline``: path of the run log to compare with; None if the file names none. A relative path is resolved from
     the folder of the TOML file.
     ``tolerance``: the largest accepted slowdown, as a share of the baseline's rate.
-    ``rounds``: the maximum number of times that mamf measures a row while its comparison is undecided. For a new
-    baseline, mamf measures every row this number of times.
-    ``compared_figure``: what mamf compares with the baseline: ``rate``, or ``cycles``, which is the share of the
-    device's theoretical FLOP per clock cycle that a kernel reaches.
+    ``rounds``: the maximum number of measurements of a row. mamf measures a row again while the comparison with the
+    baseline is undecided. For a new baseline, mamf measures every row this many times.
+    ``compared_figure``: the figure to compare with the baseline, ``rate`` or ``cycles``. ``cycles`` is the FLOP per
+    clock cycle that a kernel reaches, as a share of the device's theoretical maximum.
 
     Raises UsageError, with the path of the TOML file in the message, if the file cannot be read or is invalid.
     """

@@ -66,11 +66,11 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _choose_target_paths(paths: Iterable[Path], folder: Path) -> list[Path]:
-    """Return, for each imported run, the path in ``folder`` that it is written to. ``paths``: the path of each run's
-    mamf-finder log.
+    """Choose the path of the new log of each imported run. ``paths``: for each run, the path of the mamf-finder log
+    that contains the run. ``folder``: the folder of the new logs.
 
-    A returned path has the name of the log with the suffix .jsonl. If a log has several runs, the names of the second
-    and later runs also have a number. Raises UsageError if a file with a returned path exists.
+    A new log has the name of the mamf-finder log, with the suffix .jsonl. If a mamf-finder log has several runs, the
+    names for the second and later runs also have a number. Raises UsageError if a file already has one of the paths.
     """
     target_paths, numbered_paths_by_first_path = dict[Path, None](), dict[Path, Iterator[Path]]()
     for path in paths:

@@ -127,7 +127,8 @@ def run_with_options(options: argparse.Namespace) -> int:
         launcher = f"-m torch.distributed.run --standalone --nproc-per-node={device_count} -m mamf".split()
         return subprocess.call([sys.executable, *launcher, *options.typed_words], stdout=get_report_stream())
     if rank_place is not None:
-        # Some launchers show each process only one device, which then has the index 0. The modulo gives this index.
+        # Each process uses the device with its local rank as index. If the launcher shows each process only one device,
+        # the modulo gives the index 0.
         options.backend, options.device = backend_name, rank_place.local_rank % max(device_count, 1)
     if rank_place is not None and rank_place.rank:
         strategy = OverlapStrategy(open_backend(backend_name, options.device), WorkPairKernel(), ())
@@ -162,12 +163,13 @@ def measure_pairs_as_rank(strategy: OverlapStrategy, rank_place: RankPlace | Non
 
 @dataclass
 class _RankStrategy:
-    """A strategy that measures matmuls while other work runs, for the process that writes the log. This process is rank
-    0 of the processes that a launcher started, or the only process.
+    """The strategy of the process that writes the log of ``mamf overlap``. If a launcher started several processes,
+    this is the process with rank 0.
 
-    ``strategy``: plans and measures the rows. ``rank_place``: the rank of this process, or None if it is the only
-    process. ``logged_keys``: the combinations of kernel, problem, shape and regime that already have a row in the
-    resumed log. If one of them is measured again, its new row is dropped.
+    - ``strategy``: plans and measures the rows.
+    - ``rank_place``: the rank of this process, or None if no launcher started it.
+    - ``logged_keys``: the keys of the rows that the resumed log already has. If one of these rows is measured again,
+      the new row is dropped.
     """
 
     strategy: OverlapStrategy

@@ -158,8 +158,8 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 def _choose_output_path(options: argparse.Namespace, option_name: str) -> Path | None:
     """Return the path of the file that this process writes for the option ``option_name`` ("output", "trace" or
-    "memory"), or None if it writes no such file. With torchrun only the first process (rank 0) writes files. But with
-    --ranks all, every process writes a log.
+    "memory"), or None if it writes no such file. If torchrun started several processes, only rank 0 writes files.
+    The exception is the log with --ranks all, which every process writes.
 
     The path is absolute because the script may change its working folder. Raises UsageError, before the script starts,
     if the file already exists or its folder does not exist.
@@ -280,13 +280,13 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
 
 
 def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True) -> CeilingLookup:
-    """Return a function that looks up the sustained ceiling of a dtype: the highest matmul rate of the device under
-    sustained load. The function takes the name of the dtype, and returns None if the ceiling is unknown. Reports divide
-    rates by the ceiling to show MAMFU.
+    """Return a function that takes the name of a dtype and returns its sustained ceiling, the highest matmul rate of
+    the device under sustained load. The function returns None if the ceiling is unknown.
 
-    The ceilings come from the logs of --ceiling. Without --ceiling, the function looks up the known ceilings of the
-    device that ran the script. If mamf read a trace instead of running a script, all ceilings are unknown.
-    All ceilings are also unknown, with a warning, if those of --ceiling were measured on another device.
+    The ceilings come from the logs of --ceiling. If these were measured on another device than the one that ran the
+    script, warn and treat all ceilings as unknown. Without --ceiling, use the known ceilings of the device that ran the
+    script or, if mamf only read a trace, no ceilings.
+
     ``ran_on_device``: whether the profiled work ran on a device other than the CPU. Raises RunLogError if a log has no
     sustained ceiling.
     """
@@ -325,8 +325,8 @@ def _read_given_ceilings(options: argparse.Namespace) -> dict[tuple[str, str], C
 
 @functools.cache
 def find_known_sustained_ceiling(device: str | None, dtype: str) -> Rate | None:
-    """Return the sustained ceiling of a dtype on ``device`` that was measured on this machine, or that other users
-    contributed for a device of the same model. Return None if there is neither, even if a datasheet lists a peak.
+    """Return the sustained ceiling of a dtype on ``device``, either measured on this machine, or contributed by other
+    users for a device of the same model. Return None if no such ceiling is known. Ignore the peaks of datasheets.
     """
     from mamf.contribution.known_ceilings import find_measured_peak
 

@@ -119,8 +119,8 @@ def _read_claims(options: argparse.Namespace) -> tuple[str, ReproduceOptions, Ru
     """Read the claims (figures to check) from --claim or from a run log. Return the name of their operation, the claims
     with the options to measure them, and the run log, which is None for --claim.
 
-    In a claim from --claim, the problem is a dict that has only the fields in the claim's text. ``open_kernels`` makes
-    it a whole problem for the device. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
+    The problem of a claim from --claim is a dict with only the fields that the claim names. ``open_kernels`` completes
+    the problem when the device is known. Raises UsageError for an invalid claim, and RunLogError for an unreadable log.
     """
     from mamf.cli.reading import open_as_local_path, read_log
     from mamf.logs.judging import make_reproduce_options
@@ -168,7 +168,7 @@ def _find_field_with_value(word: str, operation: AnyOperation) -> str:
     """Find the field of the operation's problem that has ``word`` among its allowed values, and return the field's
     name, such as "direction" for "fwd".
 
-    Return "regime" if the word is the name of a regime, and "dtype" if no field allows it.
+    Return "regime" if ``word`` is the name of a regime. If no field lists ``word``, it must be a dtype: return "dtype".
     """
     if word in _CLAIM_REGIMES:
         return "regime"

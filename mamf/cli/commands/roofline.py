@@ -50,9 +50,9 @@ _BANDWIDTH_SHARE_OF_DTYPE_BUDGET = 0.75
 #: The minimum number of seconds for a thorough matmul search. With less time, a thorough search would end before it
 #: finds the ceiling under sustained load, so mamf searches with --quick.
 _MIN_THOROUGH_SEARCH_SECONDS = 40.0
-#: The sizes of the arrays that bandwidth searches read. To find the bandwidth of the cache, mamf divides the size of
-#: the cache by each divisor. To find the bandwidth of memory, mamf multiplies the size of the cache by each multiple.
-#: On a CPU mamf skips the multiple 256, because reading such a large array would take minutes.
+#: The sizes of the arrays that bandwidth searches read. To find the bandwidth of the cache, mamf reads arrays of 1/4
+#: and 1/2 of the size of the cache. To find the bandwidth of memory, mamf reads arrays of 16 and 256 times the size of
+#: the cache. On a CPU, mamf skips the largest array, because reading it would take minutes.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
 #: The maximum size of an array is the free memory divided by _FREE_MEMORY_DIVISOR. For a device that does not report
 #: its memory, mamf assumes _DEFAULT_MEMORY_BYTES.

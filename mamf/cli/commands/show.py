@@ -85,6 +85,8 @@ def make_log_document(path: Path, options: argparse.Namespace) -> Document:
     if finder_run:
         return make_finder_document(finder_run, options.top)
     if (profile := read_profile_or_none(path)) is not None:
+        if options.ceiling:
+            raise UsageError(f"{path} is a profile, whose ceilings are fixed: give --ceiling to 'mamf profile' instead")
         return make_profile_document(*profile, options.top)
     return _make_run_log_document(read_log(path), options)
 

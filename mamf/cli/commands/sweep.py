@@ -124,8 +124,8 @@ class _OneKernelSession(Session):
         (problem,) = logged_plan.problems if logged_plan else self.request.make_problems(backend)
         name = self.options.kernel or (logged_plan.kernels[0] if logged_plan else "auto")
         kernel = choose_matmul_kernel(backend, problem, name)
-        # If the user gave the kernel as package.module:Class, the plan in the log contains this text. In older logs the
-        # plan contains the kernel's attribute ``name`` instead.
+        # If the user gave the kernel as package.module:Class, the plan names the kernel in this form, except in older
+        # logs. In all other cases, the plan has the kernel's attribute ``name``.
         planned_name = name if is_class_path(logged_plan.kernels[0] if logged_plan else name) else kernel.name
         if logged_plan:
             require_same_kernels(self.options, logged_plan.kernels, [planned_name])

@@ -122,6 +122,8 @@ def make_attention_chart(
     )
     if count_facet_values(LENGTH_FACET, measured) == 1 and not is_by_queries:
         bars = tuple(_make_bar_panel(panel) for panel_row in grid for panel in panel_row if panel)
+        if any(bar.interval is None for panel in bars for bar in panel.bars):
+            notes = (*notes, "bar without an error bar: the interval is unknown")
         return StackedChart(
             f"{title}, {LENGTH_FACET.format_value(measured[0])}", subtitle, "TFLOPS", "", bars, notes=notes
         )
@@ -143,7 +145,8 @@ def _make_bar_panel(panel: Panel) -> StackedPanel:
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
         (only,) = line.points
         share = f", {100 * only.y / panel.ceiling:.1f} % MAMFU" if panel.ceiling else ""
-        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=(only.low, only.high)))
+        interval = (only.low, only.high) if only.low < only.high else None
+        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=interval))
     return StackedPanel(panel.title, tuple(bars))
 
 
@@ -249,6 +252,7 @@ def make_decode_chart(
     limit, unit, is_compute = roofs and roofs.bandwidth_ceilings.get((MEMORY_LEVEL, regime)), "TB/s", False
     if roofs and all(make_roofline_point(row, roofs, row.kernel).bound == COMPUTE_BOUND for row in measured):
         limit, unit, is_compute = find_row_ceiling(measured[0], roofs.matmul_ceilings), "TFLOPS", True
+    limit = limit if limit and limit.interval.is_known else None
     counted = {id(row): row.work.flop / row.work_amount if is_compute else 1.0 for row in measured}
     unit, factor = choose_unit(unit, [row.best_rate * counted[id(row)] for row in measured])
     panels = []

@@ -119,8 +119,7 @@ class ReviewedLog:
 def has_exact_kernel(row: Measurement) -> bool:
     """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
-    Return False only if the operation lists the kernel as approximate and the details of the row report an
-    approximation.
+    A kernel counts as approximate only if its operation lists it as approximate and the row's details agree.
     """
     if not any(name in row.details for name in _APPROXIMATION_DETAILS):
         return True

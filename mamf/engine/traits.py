@@ -249,7 +249,7 @@ def _find_oscillation_start(
     """Return when the launch times begin to oscillate around a constant mean, in seconds from the start of the load.
 
     Compare the mean launch times of the last two oscillation periods. If the means agree, return the start of the
-    earlier period. Return None if they do not agree, or if one of the two periods has no end of a block.
+    earlier period. Return None if they do not agree, or if no block ends in one of the two periods.
 
     ``block_ends``: the seconds from the start of the load to the end of each block. ``launch_seconds``: the mean
     seconds of a launch in each block.

@@ -90,8 +90,8 @@ def compute_features(
 def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
     """Return the share of the device's capacity that does useful work, for each pair of M and N and each tile size. The
     rest is lost in tiles that extend beyond C and, if ``compute_units`` is known, in compute units that are idle in the
-    last wave. Each tile is used in its better orientation. The shares are standardized to mean 0 and standard deviation
-    1.
+    last wave. Of the two orientations of each tile, the better one counts. The shares are standardized to mean 0 and
+    standard deviation 1.
     """
     # Each array has the axes: 2 orientations, tile sizes, pairs of M and N.
     tile_m, tile_n = np.array([_TILE_SIZES, [(b, a) for a, b in _TILE_SIZES]], dtype=float).transpose(2, 0, 1)[

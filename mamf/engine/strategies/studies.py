@@ -1,10 +1,9 @@
 """Choose and measure the steps of ``mamf guard`` (rows compared with a baseline), ``mamf reproduce`` (claimed rates
 measured again), ``mamf verify`` (random problems) and ``mamf overlap`` (a matmul at the same time as other work).
 
-``mamf overlap`` measures the rates of two workloads, the matmul and the other work: first of each alone, then of both
-at the same time. Each workload has its own queue, and is launched back to back in blocks of equal duration. Marks
-(device events that record the time) between the blocks give the times. For the rates of both at the same time, only
-blocks in which both queues were busy count.
+``mamf overlap`` measures the rates of two workloads, the matmul and the other work: first of each alone, then while
+both run. Each workload is launched back to back in its own queue, in blocks of equal duration, with marks (device
+events that record the time) between blocks. While both run, only blocks in which both queues were busy count.
 """
 
 from __future__ import annotations
@@ -271,11 +270,8 @@ def list_overlap_pairs(keys: Iterable[RowKey]) -> list[tuple[OverlapProblem, Ove
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Return the seconds per launch of each workload during the time in which all workloads ran. Return None if a
-    workload has no whole block in that time.
-
-    ``marks``: for each workload, a list of its marks. A mark has the device time in seconds and the number of launches
-    before it.
+    """Return the seconds per launch of each workload while all workloads ran; None if a workload has no whole block in
+    that time. ``marks``: for each workload, its marks, each with its device seconds and the number of earlier launches.
     """
     begin, end = max(work_marks[0][0] for work_marks in marks), min(work_marks[-1][0] for work_marks in marks)
     shared_marks = [[mark for mark in work_marks if begin <= mark[0] <= end] for work_marks in marks]
@@ -449,11 +445,9 @@ class _PairMeasurement:
             tried, taken = tried + is_settled, taken + (is_settled and window_seconds is not None)
 
     def _measure_window(self, works: Sequence[_TimedWork], launches_per_block: Sequence[float]) -> list[float] | None:
-        """Run the workloads at the same time for one window. Return the seconds per launch of each during the time in
-        which all of them ran. Return None if there is no such time, or if a workload waited for the host.
-
-        ``launches_per_block``: for each workload, the mean number of launches in a block, chosen so that all workloads
-        end at about the same time.
+        """Run the workloads at the same time for one window, and return the seconds per launch of each while all of
+        them ran. Return None if they never all ran, or if one waited for the host. ``launches_per_block``: for each
+        workload, the mean number of launches in a block, chosen so that all workloads end together.
         """
         backend = self.backend
         for work in works:

@@ -58,8 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         default=0,
         metavar="N",
-        help="check only the random problem with this number, repeatedly; the report of a failure names the number "
-        "(default: one problem after another)",
+        help="check only the random problem with this number, repeatedly and in each --regime, which has its own "
+        "problems; the report of a failure names the number (default: one problem after another)",
     )
     group = parser.add_argument_group("device")
     add_shared_options(group, "--backend", "--device")

@@ -81,7 +81,8 @@ class BandwidthShape:
 
     nbytes: int = field(
         metadata=make_byte_size_metadata(
-            "size of each array, such as 1GiB", "powers of two, from the size of the cache to half of the memory"
+            "size of each array, such as 1GiB",
+            "powers of two: from arrays that fit in the cache to arrays that together fill half of the memory",
         )
     )
 

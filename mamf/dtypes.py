@@ -1,4 +1,4 @@
-"""Define the dtypes of matmul operands: names, sizes, aliases, scaled formats, and the error that a result may have.
+"""Define the dtypes of matmul operands: names, sizes, aliases, scaled formats, and error tolerances.
 
 This module does not import torch. ``float32`` and ``tf32`` are two dtypes here although torch stores both as float32,
 because the hardware multiplies tf32 several times as fast. ``fp8`` means the 8-bit float with four exponent bits that
@@ -44,8 +44,8 @@ class ScaledFormat:
 
     @property
     def required_multiples_of_n_and_k(self) -> tuple[int, int]:
-        """The two numbers that N and K must be multiples of. They are the sizes of a block, but at least 16, because
-        kernels load 16 values at once.
+        """Two numbers: N must be a multiple of the first, and K of the second. Each number is the size of a block, but
+        at least 16, because kernels load 16 values at once.
         """
         return (
             max(16, self.b_scaling.block_rows),
@@ -62,11 +62,11 @@ class DType:
     """One dtype of matmul operands.
 
     - ``itemsize``: the bytes of a value (1 for formats that store two values in a byte).
-    - ``default_output_dtype``: the dtype of C unless the user names another.
+    - ``default_output_dtype``: the dtype of C if the user does not choose one.
     - ``datasheet_dtype``: the name of this dtype in mamf's table of datasheet peaks.
     - ``tolerance``: the largest ||C - reference|| / ||reference|| of a correct C in the default output dtype.
-    - ``scaled_format``: the scales of quantized 8-bit or 4-bit values; None for values without scales. Each format is a
-      separate dtype, because devices multiply formats with the same values at different speeds.
+    - ``scaled_format``: the layout of the scales; None if the values have no scales. Each scaled format is a separate
+      dtype, because the layout of the scales changes the speed of a matmul.
 
     The table below derives each tolerance from rounding. u is the unit roundoff, half the distance from 1 to the next
     number. "Largest seen" is the largest error of any log in mamf's folder results/.
@@ -147,9 +147,9 @@ DTYPE_ALIASES = {
     "e5m2": "float8_e5m2",
 }
 
-# The error that verification allows for rounding the output, by output dtype, for operands of at most 8 bits. u is the
-# unit roundoff of the dtype. For bfloat16, the bound is u. For 8-bit floats, the root mean square of the relative
-# rounding error is at most u / sqrt(3), and the bound is 1.4 times this value.
+# By output dtype: the largest relative error that rounding the output may cause, if the operands have at most 8 bits. u
+# is the unit roundoff of the output dtype. For bfloat16, the bound is u. For 8-bit floats, the bound is 1.4 u /
+# sqrt(3), because the root mean square of the rounding errors is at most u / sqrt(3).
 _OUTPUT_ROUNDING_BOUNDS = {"bfloat16": 4e-3, "float8_e4m3fn": 5e-2, "float8_e4m3fnuz": 5e-2, "float8_e5m2": 1e-1}
 # The largest error that sums of 8-bit products may have. Most devices keep these sums in float32. Hopper keeps them in
 # 14 bits, and periodically adds them to a float32.
@@ -157,9 +157,9 @@ _PARTIAL_SUM_ERROR_BOUND = 1e-3
 # The largest error that sums may have with fast accumulation, in which Hopper keeps all partial sums in 14 bits. The
 # measured error is 4.7e-3 at K = 20480, and grows with K.
 _FAST_ACCUMULATION_ERROR_BOUND = 1e-2
-# How far the slope (see ``compute_slope_tolerance``) may deviate from 1. A result that is 1.002 times the reference
-# must count as wrong, so the bound is 0.001, half of that deviation. Truncated tf32 operands cause a deviation of only
-# 6.3e-4, so they count as correct.
+# How far the slope (see ``compute_slope_tolerance``) may deviate from 1. The bound lies between two cases: truncated
+# tf32 operands, which are correct, cause a deviation of 6.3e-4, and a result that is 1.002 times the reference is
+# wrong.
 _SLOPE_ERROR_BOUND = 1e-3
 
 

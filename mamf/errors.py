@@ -33,9 +33,9 @@ from collections.abc import Collection, Iterable
 from dataclasses import fields
 from typing import Any, ClassVar, Literal, TypeVar, get_args
 
-#: The beginnings of the field ``reason`` in a failed row. In this order: the row's launch crashed the process, the
-#: launch made the device unusable, or mamf skipped the launch because its kernel had already ended the process three
-#: times.
+#: The field ``reason`` of a failed row begins with one of these texts if the launch crashed the process (CRASH_REASON),
+#: if the launch made the device unusable (LOST_DEVICE_REASON), or if mamf skipped the launch because the kernel had
+#: already ended the process three times (REPEATED_CRASH_REASON).
 CRASH_REASON, LOST_DEVICE_REASON, REPEATED_CRASH_REASON = (
     "crashed the process",
     "lost the device",
@@ -162,8 +162,9 @@ RUN_ENDING_EXCEPTIONS: list[type[BaseException]] = [KeyboardInterrupt]
 
 
 def get_catchable_plugin_errors() -> tuple[type[BaseException], ...]:
-    """Return the exceptions that an ``except`` clause around a plugin's code catches: all exceptions, even SystemExit.
-    But while an exception of RUN_ENDING_EXCEPTIONS is being handled, return an empty tuple, so that nothing catches it.
+    """Return the exceptions to catch in an ``except`` clause around a plugin's code: all exceptions, even SystemExit.
+    If the exception that was raised is one of RUN_ENDING_EXCEPTIONS, return an empty tuple, so that the clause does not
+    catch it.
     """
     return () if isinstance(sys.exc_info()[1], tuple(RUN_ENDING_EXCEPTIONS)) else (BaseException,)
 
@@ -185,8 +186,8 @@ def describe_error(error: BaseException) -> str:
 
 #: The largest size that a shape may have, because it is the largest 64-bit index.
 MAX_SIZE = 2**63 - 1
-#: The largest seed of a problem. It is below 2**64, the limit of random number generators, because mamf adds a 32-bit
-#: number to the seed for each operand.
+#: The largest seed of a problem. For each operand, mamf adds a 32-bit number to the seed. The sum must stay below
+#: 2**64, the limit of random number generators.
 MAX_SEED = 2**63 - 1
 #: The largest run log that mamf reads, in bytes, and the longest line in such a log, in bytes. A line can contain half
 #: a million samples. To decode a line, mamf needs several times the line's size in memory.

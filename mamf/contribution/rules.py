@@ -97,7 +97,7 @@ class ReviewedLog:
 
     @property
     def header(self) -> dict[str, Any]:
-        """The header as it is in the file, without default values for missing fields."""
+        """The header as it is in the file. Fields that the file lacks are missing here too."""
         return self.records[0][1]
 
     def select_records(self, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -119,7 +119,7 @@ class ReviewedLog:
 def has_exact_kernel(row: Measurement) -> bool:
     """Return whether the kernel computed all FLOP of a row in the row's dtype.
 
-    A kernel counts as approximate if both the details of the row and the operation's list of kernels say so.
+    A kernel counts as approximate only if its operation lists it as approximate and the row's details agree.
     """
     if not any(name in row.details for name in _APPROXIMATION_DETAILS):
         return True
@@ -143,8 +143,8 @@ def _get_record_fields(kind: type) -> _FieldTree:
 
 
 def _list_declared_fields(declared_type: Type) -> _FieldTree:
-    """Return the fields that a type declares, as a nested dict: the keys are the names of the fields, and each value is
-    the dict of the fields inside that field.
+    """Return the fields that a type declares, as a nested dict: it maps the name of each field to the dict of the
+    fields inside that field.
 
     For a type that declares no fields, the dict is empty, and the caller accepts any field.
     """
@@ -167,7 +167,7 @@ def _yield_unknown_fields(value: Any, known: _FieldTree, prefix: str = "") -> It
 
 
 def check_device_is_real(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Reject simulated devices, cards that other programs may have used, and runs on devices of several models."""
+    """Reject a log of a simulated device, of a card that other programs may have used, or of several device models."""
     log = reviewed_log.log
     if log.header["device"]["backend"] == SIMULATED_BACKEND:
         yield Finding("simulated", "this is a simulated device: measure a real one", 1)
@@ -276,8 +276,8 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """
     for line, record, row in reviewed_log.rows:
         recomputed_record = make_measurement_record(row)
-        # Logs that were converted from an older schema may lack fields that mamf can compute from the plan. So check
-        # these fields only if the record has them.
+        # Logs that were converted from an older schema may lack the fields that mamf computes from the plan. Check such
+        # a field only if the record has it.
         checked_names = [name for name in _FIELDS_FROM_SAMPLES if name in recomputed_record] + [
             name for name in _FIELDS_FROM_PLAN if name in record
         ]
@@ -301,7 +301,7 @@ def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def values_agree(written: Any, recomputed: Any, relative: float = _RATE_ROUNDING_SHARE) -> bool:
-    """Return whether two JSON values are equal. Ignore rounding errors and the intervals of rates.
+    """Return whether two JSON values are equal up to rounding errors. Do not compare the intervals of rates.
 
     ``written``: the value in the log. ``recomputed``: the value computed from samples. ``relative``: the allowed
     relative difference of numbers.
@@ -334,8 +334,8 @@ def recompute_ceilings(reviewed_log: ReviewedLog) -> CeilingsByProblemAndRegime:
 def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Recompute the ceilings of a log from the measurements that confirm them, and find values in the log that differ.
 
-    A resumed search may have written several ceilings for a problem and regime; only the last one is checked. The
-    matmul ceilings in a log of attention may come from another log, which has the measurements that confirm them.
+    A resumed search may have written several ceilings for the same problem and regime. Check only the last of them.
+    Skip the matmul ceilings in a log of attention if another log has the measurements that confirm them.
     """
     ceilings, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
     written = [
@@ -468,8 +468,8 @@ def check_for_equal_samples(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 
 def check_timer_overhead(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Find the first row whose timer overhead, which mamf subtracted from its samples, is impossible for the backend's
-    timer.
+    """Find the first row whose timer overhead is impossible for the backend's timer. mamf subtracted this overhead from
+    the samples of the row.
     """
     backend = reviewed_log.header["device"]["backend"]
     timer = find_timer_calibration(backend)

@@ -307,14 +307,14 @@ _MAX_SHIPPED_SHAPES = 6
 
 
 def make_contributed_csv(collection: ResultsCollection) -> str:
-    """Return the CSV file of contributed ceilings: the best one for each build of a device, dtype and regime. A build
-    is a number of compute units and a power limit.
+    """Return the text of the CSV file of contributed ceilings. The file has the best ceiling for each combination of
+    device, number of compute units, power limit, dtype and regime.
 
     The file has only confirmed ceilings of accelerators, from complete searches with normally distributed data.
     """
     rates = split_by_confirmation(collection.select_rates_of_table(MATMUL_TABLE), collection.submitters)[0]
-    # Leave out CPUs: virtual machines give CPUs of different speed the same name, so rates of one CPU say nothing about
-    # another.
+    # Leave out CPUs. In virtual machines, CPUs of different speeds have the same name, so the rate of one CPU says
+    # nothing about another.
     kept = [
         entry
         for entry in rates
@@ -353,8 +353,8 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
 
 
 def _get_build_key(entry: ResultRate) -> tuple[str, ...]:
-    """Return the number of compute units and the power limit as text. They distinguish the builds of devices that have
-    the same name.
+    """Return the number of compute units and the power limit as text. Devices that have the same name may differ in
+    these two values.
     """
     device: dict[str, Any] = entry.header["device"]
     return tuple("" if each is None else f"{each:g}" for each in (device["compute_units"], device["power_limit_watts"]))

@@ -44,7 +44,7 @@ def measure_matmul_flops(
     kernel: MatmulKernel, problem: MatmulProblem, backend: Backend, max_size: int = _MAX_PROBE_SIZE
 ) -> float:
     """Measure the FLOP/s that a kernel reaches in a cubic matmul. M = N = K starts at 1024 (128 on a CPU) and doubles
-    until a launch takes 1 ms, memory runs out, or M is at least ``max_size``.
+    until a launch takes 1 ms (50 ms if M is below 1024), memory runs out, or M reaches ``max_size``.
 
     Raises UnsupportedError if the kernel does not support the problem, DeviceError if the first launch fails, and
     PluginError if the backend's timer reports no time.
@@ -89,13 +89,13 @@ def choose_working_kernels(
 ) -> list[MatmulKernel]:
     """Return the kernels that a search for ceilings compares, in the order of ``choose_search_kernels``.
 
-    If ``kernel_names`` is None, try the kernels in this order until one works. Leave out the kernels that failed, and
-    warn about each. In a quick search, also leave out kernels that must be compiled and were never the fastest on cards
-    of this model in results/.
+    If ``kernel_names`` is None, try the kernels in this order until one works. Leave out the kernels that failed before
+    it, and warn about each. If results/ says which kernels are fastest on cards of this model, a quick search also
+    leaves out the other kernels that must be compiled.
 
-    If no kernel works and the first kernel does not support the problem, return only the first kernel, so that the log
-    gets a row that says why the kernel does not support it. Raises DeviceError if no kernel works for another reason,
-    and whatever ``choose_search_kernels`` raises.
+    If no kernel works and the first kernel does not support the problem, return only the first kernel: measuring it
+    adds a row to the log that gives the reason. If the first kernel failed for another reason, raise its error. Also
+    raises what ``choose_search_kernels`` raises.
     """
     if kernel_names is not None:
         return choose_search_kernels(backend, problem, kernel_names)

@@ -25,8 +25,8 @@ from mamf.plugins.discovery import is_loaded_by_path
 
 @dataclass
 class IsolatedChecker:
-    """A checker that lets a fresh process verify the kernels of one device. The process serves all checks, and the
-    checker remembers its answers.
+    """A checker that lets a fresh process verify the kernels of one device. It starts one process for all checks, and
+    keeps the answer to each check.
 
     ``checks_all_kernels``: True to check every kernel, False to check none, None to check kernels loaded by path.
     """
@@ -36,8 +36,8 @@ class IsolatedChecker:
     _answers_by_kernel_and_shape: dict[object, dict[str, str]] = field(default_factory=dict, init=False)
 
     def confirm_row_in_fresh_process(self, row: Measurement, kernel: AnyKernel, backend: Backend) -> Measurement:
-        """Let a fresh process check the row's kernel on the row's shape, and return the row. Use the earlier answer if
-        the same kernel, problem and shape were checked before.
+        """Check the row's kernel on the row's shape in a fresh process, and return the row. If the same kernel, problem
+        and shape were checked before, use the earlier answer.
 
         If the kernel gave a wrong result, or was slower than in the row, the returned row has the status
         ``wrong_result``. If the fresh process could not check the kernel, the returned row has a remark.
@@ -83,8 +83,8 @@ class IsolatedChecker:
             return {"unknown" if is_here else "wrong": describe_error(error)}
         finally:
             pool.release_buffers()
-            # If no complete answer arrived, for example after Ctrl-C, end the process, because its pipe may contain a
-            # part of an answer.
+            # If no complete answer arrived (for example, after Ctrl-C), kill the process. Its pipe may contain part of
+            # an answer, which the next check would read.
             if not is_whole:
                 process.kill()
             self._checking_process = process if is_whole else None

@@ -1,7 +1,7 @@
 """Launch one kernel within a profiler's window, which is the part of the process that an external profiler records.
 
-mamf uses the operands, settings and checks of a measurement (mamf.engine.measure). But the launch times cannot be
-compared with those of a measurement, because here mamf neither rests the device nor flushes its cache.
+mamf uses the operands, settings and checks of a measurement (mamf.engine.measure). But it does not rest the device or
+flush its cache here, so do not compare these launch times with those of a measurement.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ProfiledLaunches:
 
     - ``launch_seconds``: the device seconds of each launch in the window, from the events around the launch.
     - ``preparation_seconds``: host time before the window, including compilation, tuning and the first launch.
-    - ``worst_verdict``: how far the worst verified output is from its reference; None if nothing was verified.
+    - ``worst_verdict``: the verdict on the verified output with the largest error; None if nothing was verified.
     - ``device_kernel_names``: the names of the kernels that a launch ran on the device; None if not requested.
     - ``is_deterministic``: True if all repeated launches gave equal bits; None if unknown.
     """
@@ -99,8 +99,9 @@ def launch_in_profiler_window(
 def time_kernel_parts(
     kernel: Any, problem: Any, shape: Any, backend: Backend, launch_count: int
 ) -> dict[str, tuple[int, float]]:
-    """Launch each part of a kernel, such as one of its matmuls, ``launch_count`` times without the other parts. Return
-    the FLOP and the median seconds of each part, by its name. Raises UnsupportedError if the kernel has no parts.
+    """Time each part of a kernel, such as one of its matmuls, in ``launch_count`` launches without the other parts.
+    Return a dict from the name of each part to its FLOP and its median seconds. Raises UnsupportedError if the kernel
+    has no parts.
     """
     if not hasattr(kernel, "make_part_launches"):
         raise UnsupportedError(
@@ -126,7 +127,8 @@ def _check_determinism(
     queue_checksum: Callable[[int, object], Callable[[], int]] | None,
 ) -> bool | None:
     """Launch ``repeat_count`` times, and return whether all outputs are bitwise equal; None if that cannot be checked
-    or ``repeat_count`` is 0. Compare what the launches return or, if they return nothing, checksums of their outputs.
+    or ``repeat_count`` is 0. Compare the values that the launches return. If they return nothing, compare checksums of
+    their outputs.
 
     ``queue_checksum``: queues the checksum of an output on the device, and returns a function that reads the checksum.
     """

@@ -31,8 +31,9 @@ class ClockPolicy:
     """The rule by which a run decides for each new row whether to measure the true clock of the compute units, which
     takes additional launches.
 
-    - ``clock_mode``: ALL_CLOCKS measures the clock for every row, NO_CLOCK for none, and BEST_CLOCK for each row that
-      is faster than all earlier rows of its problem, and therefore always for the fastest row of the run.
+    - ``clock_mode``: ALL_CLOCKS measures the clock for every row, and NO_CLOCK for none. BEST_CLOCK measures it for
+      each row that is faster than all earlier rows of the same problem and regime, so the fastest row always has a
+      clock.
     - ``is_per_shape``: True if BEST_CLOCK compares a row only with earlier rows of its shape (in runs that compare
       kernels).
     """
@@ -55,8 +56,8 @@ class ClockPolicy:
         """
         if self.clock_mode == NO_CLOCK or phase not in ("", CONFIRM_PHASE):
             return False
-        # In the confirming phase of a search, any pair of shape and kernel may turn out to have the highest median, so
-        # measure the clock for each pair.
+        # When a search confirms a ceiling, the pair of shape and kernel with the highest median wins. Any pair may win,
+        # so measure the clock of each pair.
         shape_key = (shape, kernel) if phase == CONFIRM_PHASE else (shape,) if self.is_per_shape else ()
         group_key = (regime, problem, *shape_key)
         best_rate = self._best_rate_by_group.get(group_key, 0.0)
@@ -67,10 +68,10 @@ class ClockPolicy:
 #: The number of launches to time before mamf decides that a launch is too long for the regime burst. The shortest of
 #: these launches decides.
 _LAUNCHES_PER_TIME_ESTIMATE = 3
-#: The standard deviation of the seconds per launch between repeated runs, as a share of these seconds, if the host
-#: cannot queue launches as fast as the device runs them. On two hosts with an NVIDIA H100, the rates of such launches
-#: differed by a factor of 2 (12.5 and 24 TFLOPS for a matmul of 512x512x512). A share of 0.3 makes the interval of the
-#: rate so wide that reports call it unknown, and that a comparison leaves the row undecided.
+#: The relative standard deviation of launch times between runs that mamf assumes if the host queues launches more
+#: slowly than the device runs them. On two hosts with an NVIDIA H100, the rates of such launches differed by a factor
+#: of 2 (12.5 and 24 TFLOPS for a matmul of 512x512x512). With 0.3, the interval of the rate is so wide that reports
+#: call it unknown and comparisons leave the row undecided.
 _HOST_LIMITED_DEVIATION_SHARE = 0.3
 
 
@@ -273,8 +274,8 @@ def build_row_from_samples(
 
 def compute_max_possible_rate(kernel: AnyKernel, info: DeviceInfo, problem: Any, shape: Any) -> float | None:
     """Return the FLOP or bytes per second that the device cannot exceed with this problem and shape. Return None if
-    that limit is unknown. Also return None for a kernel that approximates: its rate counts work that it skips, so the
-    rate may exceed the limit.
+    that limit is unknown. Also return None for an approximate kernel. Such a kernel skips some of the work, but its
+    rate counts all work, so the rate may exceed the limit.
     """
     return get_operation(problem.operation).find_max_possible_rate(info, problem, shape) if kernel.is_exact else None
 
@@ -284,8 +285,7 @@ def is_row_cut_short(row: Measurement, regime: Regime, deadline: float | None, n
     row was complete.
 
     In the sustained regime, a row is complete if its launches took at least as long as one visit (one measurement of a
-    kernel on a shape). In other regimes, a row is complete if it has enough samples. Verification does not count,
-    because only the timed launches give samples.
+    kernel on a shape). In other regimes, a row is complete if it has enough samples.
     """
     if deadline is None or now < deadline or row.status not in ("ok", "implausible"):
         return False

@@ -109,8 +109,8 @@ StepGenerator = Generator[Step | Measurement, Measurement | None, None]
 class Runner:
     """One run on an opened device, which measures the steps of a strategy.
 
-    - ``budget_seconds``: the time limit of the run. When the time is over, a measurement in progress ends early, unless
-      it is the run's first (not counting references, which are rows that only serve for comparison).
+    - ``budget_seconds``: the time limit of the run. A measurement in progress then ends early, unless the run has no
+      row yet. Reference rows, which only serve for comparison, do not count.
     - ``replayed_rows``: the rows of an interrupted run, in order. They answer the first steps, so that these steps
       are not measured again.
     - ``report_phase``: called before each phase with a description of the phase.
@@ -187,8 +187,8 @@ class Runner:
     ) -> bool:
         """Return whether a phase of a search has another step.
 
-        A new run continues the phase until ``end_time``. A resumed run first repeats the decisions of the interrupted
-        run: while logged rows remain, the phase continues if the next of these rows belongs to it.
+        A new run continues the phase until ``end_time``. A resumed run first repeats the steps of the interrupted run:
+        as long as unused rows of that run remain, the phase continues if the next of these rows belongs to it.
 
         - ``end_time``: the backend time (``Backend.now``) at which the phase ends.
         - ``round_number``: the number of the phase's round; 0 if the phase has no rounds.
@@ -220,10 +220,11 @@ class Runner:
         return regime
 
     def allocate_largest_operands(self, problem: Problem, needed_buffers: Iterable[Mapping[str, Buffer]]) -> None:
-        """Allocate one buffer per operand that is large enough for all later steps, because the device would cool while
-        mamf enlarges a buffer between two measurements. If the largest buffers do not fit in memory, the rows of large
-        shapes fail later. Raise DeviceError if the device fails. ``needed_buffers``: the buffers of each step, by
-        operand.
+        """Allocate one buffer per operand that is large enough for all later steps. Otherwise mamf would have to
+        enlarge buffers between measurements, and the device would cool meanwhile. If memory is too small, allocate
+        nothing; the rows of large shapes then fail later. Raise DeviceError if the device fails.
+
+        ``needed_buffers``: for each step, the buffer that it needs for each operand.
         """
         self.report_phase("allocating memory for operands")
         pool, largest = self.get_operand_pool(problem), dict[str, Buffer]()

@@ -1,5 +1,6 @@
-"""Measure the traits of a device: its reaction to load, its wake-up and the size of its cache. The regimes need them to
-time rests and launches. mamf measures the traits of a device if its backend only assumes them.
+"""Measure the traits of a device: how it reacts to load, how it wakes up from a rest, and the size of its cache. The
+regimes need these traits to time rests and launches. mamf measures them only if the backend has no measured values for
+this device.
 
 In about 7 s, the code measures how much slower launches are right after a rest, how soon the power controller reacts to
 load, how long the device must rest after load to regain its speed, and how large the cache is (from the bandwidth of
@@ -38,9 +39,9 @@ _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 
 # recovered if launches take at most _MAX_RECOVERED_RATIO times as long as at the start. The device has settled if
 # launch times differ by at most the share _MAX_SETTLED_DEVIATION.
 _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
-# The trains of burst (launches between two rests) may take a quarter of the power controller's reaction time, which is
-# how long a device can be loaded before launches become slower. A device has recovered if it keeps its initial speed
-# for three quarters of the reaction time.
+# The reaction time of the power controller is how long a device can be loaded before launches become slower. In the
+# burst regime, a train (the launches between two rests) may take a quarter of this time. A device has recovered from
+# load if it keeps its initial speed for three quarters of this time.
 _TRAIN_SHARE_OF_REACTION, _RECOVERY_SHARE_OF_REACTION, _MIN_TRAIN_SECONDS, _MAX_TRAIN_SECONDS = 0.25, 0.75, 0.001, 0.1
 # The total sizes of the two arrays of a copy. The device has a cache if copies of at least _MIN_CACHED_SIZE_COUNT of
 # these sizes are _MIN_CACHE_SPEEDUP times as fast as copies of the largest sizes, which do not fit
@@ -247,8 +248,8 @@ def _find_oscillation_start(
 ) -> float | None:
     """Return when the launch times begin to oscillate around a constant mean, in seconds from the start of the load.
 
-    Compare the mean launch times of the last two oscillation periods. If they agree, return the start of the first of
-    these periods. If they do not agree, or if no block of launches ends in one of the periods, return None.
+    Compare the mean launch times of the last two oscillation periods. If the means agree, return the start of the
+    earlier period. Return None if they do not agree, or if no block ends in one of the two periods.
 
     ``block_ends``: the seconds from the start of the load to the end of each block. ``launch_seconds``: the mean
     seconds of a launch in each block.

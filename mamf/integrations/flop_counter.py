@@ -87,8 +87,9 @@ def _use_countable_operations() -> Iterator[None]:
     """Make torch run only operations that its FLOP counter knows, within the context.
 
     If no gradients are needed, torch would otherwise run each attention and encoder layer as a fused operation, which
-    the counter does not know. Compiled functions run uncompiled within the context. If torch first compiled a function
-    while the counter is active, the function would stay uncompiled afterward.
+    the counter does not know. Compiled functions also run uncompiled within the context. Otherwise torch would give up
+    on a function that it first compiles while the counter is active, and the function would stay uncompiled after the
+    context.
     """
     set_stance = getattr(torch.compiler, "set_stance", None)  # torch before 2.6 has no set_stance.
     was_fastpath_enabled = torch.backends.mha.get_fastpath_enabled()

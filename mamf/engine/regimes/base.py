@@ -34,17 +34,17 @@ def launch_between_marks(launch: Launch, backend: Backend) -> tuple[object, obje
     return start, backend.record_mark()
 
 
-# mamf checks that the backend's clock has advanced each time a loop has run this many iterations. Each iteration
-# launches a kernel, so even a coarse clock has advanced by then.
+# After every this many iterations of a loop, mamf checks that the backend's clock has advanced. Each iteration launches
+# a kernel, so in that time even a coarse clock must advance.
 _ROUNDS_PER_CLOCK_CHECK = 20
 #: Seconds that mamf assumes for a row of a regime without a time limit. The 150 launches and flushes of classic usually
 #: take less.
 _USUAL_ROW_SECONDS = 1.0
 #: This many cache flushes keep the device busy for longer than the host needs to queue two marks.
 _FLUSHES_AHEAD_OF_MARKS = 16
-#: mamf measures the overhead of its timing events (marks) with several pairs of marks that have no launch between them.
-#: For each pair, this tuple has the number of cache flushes that mamf queues first, to keep the device busy until the
-#: host has queued both marks. A slow host needs the largest number.
+#: To measure the overhead of its timing events (marks), mamf queues pairs of marks without a launch between them.
+#: Before each pair, it queues cache flushes, which keep the device busy until the host has queued both marks. This
+#: tuple has the number of flushes for each pair. Only a slow host needs the largest number.
 _FLUSHES_AHEAD_OF_MARK_PAIRS = (2, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, _FLUSHES_AHEAD_OF_MARKS, 128)
 
 
@@ -54,7 +54,7 @@ class StoppingRule:
 
     - ``precision``: the measurement stops when the 95 % interval of its mean or median is within plus or minus this
       share of the value. The interval is computed from the scatter of the samples.
-    - ``max_seconds``: host time after which ``min_samples`` are enough, so that a slow device finishes; None: no limit.
+    - ``max_seconds``: host seconds after which the measurement stops as soon as it has ``min_samples``; None: no limit.
     - ``max_samples``: the measurement stops here even if the interval is still too wide.
     - ``deadline``: the backend time (``Backend.now``) at which the time budget of the run ends; None: no budget.
     """
@@ -79,8 +79,8 @@ class StoppingRule:
     ) -> bool:
         """Return whether to stop taking samples, after ``elapsed_seconds`` and at backend time ``now``.
 
-        ``is_representative``: False if there are too few samples to judge their scatter. The measurement then does not
-        stop because of its precision. ``statistic``: the statistic that must be precise, ``mean`` or ``median``.
+        ``is_representative``: False if the scatter of the samples does not show their precision yet, so the rule must
+        not stop because of it. ``statistic``: the statistic that must be precise, ``mean`` or ``median``.
         """
         if self.is_budget_over(now):
             return True
@@ -185,7 +185,7 @@ class Regime(ABC):
 
     @property
     def row_remark(self) -> str:
-        """The reason why rows of this regime cannot be trusted fully on this device; empty if they can."""
+        """A warning about all rows that this regime measures on this device; empty if there is none."""
         return ""
 
     def explain_too_long_launch(self, launch_seconds: float) -> str | None:
@@ -263,19 +263,19 @@ class Regime(ABC):
         """Raise WrongResultError if the device was still working after the end marks of launches that took
         ``launch_seconds`` each. In that case the kernel works in a queue that its end mark does not wait for.
 
-        mamf measures the gap: the time from an end mark to a mark that waits for all queues. mamf uses the median of
-        several gaps, because another process may delay a few marks. A long median does not prove unseen work, because
-        creating streams also lengthens gaps (on an H100 to between 4 and 12 us). So if the median clearly exceeds the
-        usual gap of an idle device, mamf measures _GAP_MEDIAN_COUNT groups of gaps on the idle device. It raises the
-        error only if the kernel's median also clearly exceeds the largest median of these groups, or exceeds the usual
-        gap by clearly more than _MAX_GAP_INCREASE_SECONDS.
+        The *gap* is the time from an end mark to a mark that waits for all queues. This method uses the median of
+        several gaps, because another process may delay a few marks. Even a long median does not prove unseen work,
+        because gaps also grow if the process creates streams (on an H100, to between 4 and 12 us). So if the median is
+        too long, measure the gap again on the idle device, in _GAP_MEDIAN_COUNT groups. Raise the error only if the
+        median is clearly longer than the largest median of these groups, or than the usual gap plus
+        _MAX_GAP_INCREASE_SECONDS.
         """
         gap, allowed = (
             statistics.median(checked.idle_mark_gap_seconds or [0.0]),
             max(_MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE * launch_seconds),
         )
-        # Return if the gap is as short as usual. Also return if no gap was measured: the device has no idle marks, or
-        # it always reached the end mark before the host could queue the idle mark.
+        # Return if the gap is as short as usual. Also return if there is no gap, because the device has no idle marks
+        # or always finished before the host could queue one.
         if not checked.idle_mark_gap_seconds or gap - (usual := self._idle_mark_gap_and_queueing_seconds[0]) <= allowed:
             return
         flush_counts = [_FLUSHES_AHEAD_OF_MARKS] * min(len(checked.idle_mark_gap_seconds), _MAX_GAPS_PER_MEDIAN)
@@ -304,8 +304,8 @@ class Regime(ABC):
 
     @cached_property
     def _idle_mark_gap_and_queueing_seconds(self) -> tuple[float, float]:
-        """The device seconds from a mark to a mark that waits for all queues, on an otherwise idle device (the minimum
-        of several pairs); and the host seconds to queue such a pair.
+        """Two figures of an idle device: the minimum device seconds from a mark to a mark that waits for all queues,
+        and the median host seconds to queue both marks.
         """
         pairs = list(self._measure_mark_gaps(_FLUSHES_AHEAD_OF_MARK_PAIRS)) or [(0.0, 0.0)]
         return min(pairs)[0], statistics.median(queueing for _, queueing in pairs)
@@ -339,8 +339,8 @@ _MIN_CHECKED_LAUNCHES = 4
 _MAX_UNSEEN_WORK_SECONDS, _MAX_UNSEEN_WORK_SHARE = 2e-6, 0.01
 #: If the process creates streams, the time from a mark to an idle mark grows by at most this many seconds.
 _MAX_GAP_INCREASE_SECONDS = 20e-6
-#: To measure the time from a mark to an idle mark without a launch, mamf computes _GAP_MEDIAN_COUNT medians, each from
-#: at most _MAX_GAPS_PER_MEDIAN pairs of marks.
+#: mamf also measures the time from a mark to an idle mark without a launch. It computes _GAP_MEDIAN_COUNT medians of
+#: this time. Each median comes from at most _MAX_GAPS_PER_MEDIAN pairs of marks.
 _GAP_MEDIAN_COUNT, _MAX_GAPS_PER_MEDIAN = 8, 5
 
 

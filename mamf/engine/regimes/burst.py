@@ -1,7 +1,7 @@
 """Measure in the regime `burst`: rest until the requested clock is back at its maximum, then launch a *train* (a few
 launches, one after another) that ends before the slow power controller (20 to 50 ms) reacts.
 
-The launches of a train follow a *lead*: cache flushes that keep the device busy while the host gets ahead of it. A
+Before each train, mamf queues a *lead*: cache flushes that keep the device busy while the host queues the launches. A
 *visit* is one measurement of one kernel on one shape, with as many trains and rests as it needs.
 """
 
@@ -51,16 +51,17 @@ class BurstRegime(Regime):
     #: The maximum time, in device seconds, of the cache flushes ahead of a train, unless the device needs longer to
     #: wake up.
     max_lead_seconds: ClassVar[float] = 0.004
-    #: The minimum time, in seconds, by which the host gets ahead of the device before a train. After a rest, the host
-    #: needs half of this time to queue its first launches.
+    #: The minimum time, in seconds, by which the host gets ahead of the device before a train. The host needs about
+    #: half of this time to queue the first launches after a rest.
     min_lead_seconds: ClassVar[float] = 0.001
     #: If earlier load still throttles the device, mamf discards the first train of a visit and repeats it, at most this
     #: many times in succession.
     max_throttled_trains: ClassVar[int] = 3
 
-    #: To measure the true clock, mamf reads the device's clock counter (each reading is a *stamp*) before and after
-    #: each launch of ``trains_per_clock_measurement`` trains. After each train, it takes ``idle_stamps_per_train`` more
-    #: stamps in succession. It measures the clock only if a launch takes at least ``min_launch_seconds_for_clock``.
+    #: A *stamp* is a reading of the device's clock counter. To measure the true clock, mamf runs
+    #: ``trains_per_clock_measurement`` trains, and takes a stamp before and after each launch. After each train, it
+    #: takes ``idle_stamps_per_train`` more stamps in succession. If a launch takes less than
+    #: ``min_launch_seconds_for_clock``, mamf does not measure the clock.
     trains_per_clock_measurement: ClassVar[int] = 3
     idle_stamps_per_train: ClassVar[int] = 8
     min_launch_seconds_for_clock: ClassVar[float] = 20e-6
@@ -178,8 +179,8 @@ class BurstRegime(Regime):
         """Run a train of ``train_size`` launches between readings of the device's clock counter (``stamps``), and
         return the mean clock of each launch, in hertz.
 
-        The two stamps around a launch also enclose short gaps in which the compute units run at the idle clock. The
-        stamps after the train measure the idle clock, so that mamf can subtract the cycles of these gaps.
+        Between the two stamps around a launch, the device is also idle for a short time, at another clock. The stamps
+        after the train show this idle clock, so that mamf can subtract the idle cycles.
         """
         backend = self.backend
         with pause_garbage_collection():
@@ -267,18 +268,16 @@ class BurstRegime(Regime):
         return min(self.min_train_launches, max(1, fitting))
 
     def _compute_host_lead_per_flush_second(self) -> float:
-        """Return how many seconds of lead the host gains over the device for each device second of queued cache
-        flushes.
-        """
+        """Return how many seconds the host gets ahead of the device for each second of cache flushes that it queues."""
         if self.backend.timer == "host clock" or self._flush_seconds <= self._flush_queueing_seconds:
             return 0.0
         return 1 - self._flush_queueing_seconds / self._flush_seconds
 
     def _queue_flushes_and_warm_cache(self, launch: Launch, lead_seconds: float) -> None:
-        """Queue cache flushes that put the host ``lead_seconds`` ahead of the device, and that last until the device
-        has woken up from its rest. The host needs the lead because it takes longer to launch a small kernel than the
-        device takes to run the kernel, and a device must not wait for the host while mamf times it. To measure with a
-        warm cache, also queue a launch, which fills the cache again.
+        """Queue cache flushes until the host is ``lead_seconds`` ahead of the device and the device has woken up from
+        its rest. Without this lead, the device would wait for the host between small launches, which the host queues
+        more slowly than the device runs them. To measure with a warm cache, also queue a launch, which fills the cache
+        again.
         """
         lead_per_flush_second, waking = (
             self._compute_host_lead_per_flush_second(),
@@ -310,8 +309,9 @@ class BurstRegime(Regime):
             paused = backend.now()
             # Poison the output, so that only the last launch can produce the correct output that mamf verifies next.
             checked.change_operands_and_poison_outputs()
-            # The host may have used up its lead, so queue another lead for the last launch. Otherwise only the last
-            # launch would wait for the host and take longer, and mamf would conclude that the others had skipped work.
+            # Queue more flushes, because the host may not be ahead of the device any more. Otherwise the last launch
+            # would wait for the host and take longer than the others, and mamf would conclude that the others skip
+            # work.
             self._queue_flushes_and_warm_cache(
                 launch, backend.now() - paused + self._idle_mark_queueing_seconds + 2 * lag_seconds
             )
@@ -325,7 +325,8 @@ class BurstRegime(Regime):
             reading = self.read_sensors()
             self.wait_and_record_gap(checked, marks[-1][1], idle_mark)
         seconds = [backend.compute_seconds_between(start, end) for start, end in marks]
-        # Cache flushes draw less than the power limit, so the rest depends only on the time of the launches.
+        # Compute the rest from the time of the launches only: cache flushes do not reach the power limit, so the device
+        # need not recover from them.
         traits = backend.burst_traits
         self._rest_until = backend.now() + min(sum(seconds) * traits.rest_ratio, traits.longest_rest_seconds)
         checked.verify_last_outputs()  # The device rests during this verification.

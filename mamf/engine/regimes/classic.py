@@ -14,8 +14,8 @@ class ClassicRegime(Regime):
     """The regime that repeats mamf-finder's published loop. The device's clock is not controlled: it depends on earlier
     launches.
 
-    A run first warms the device up for 30 s. Then each shape gets warm-up launches and timed launches; before each
-    launch, mamf overwrites 256 MiB to flush the cache, and overwrites the output C.
+    A run first warms the device up for 30 s. Then it launches each shape several times to warm up, and several times
+    with timing. Before each launch, it overwrites 256 MiB to flush the cache, and it also overwrites the output C.
     """
 
     name = "classic"

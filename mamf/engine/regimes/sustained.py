@@ -33,8 +33,8 @@ _ENERGY_POLL_SECONDS, _MAX_ENERGY_POLLS = 0.001, 120
 #: faster. If it idles for more than this share of a visit, the row gets a remark.
 _MAX_IDLE_SHARE = 0.01
 #: To learn whether the device waits for the host within a block, mamf queues a mark before the last launches of the
-#: block, whose number is this share of the block's launches. If the device has already reached the mark when the host
-#: has queued these launches, the device had no other work queued.
+#: block (this share of all its launches). If the device reaches the mark before the host has queued these last
+#: launches, the device is waiting for the host.
 _LAST_LAUNCHES_SHARE = 0.01
 #: The minimum number of oscillation periods of the power controller in a visit after a rest: one in which the power
 #: controller settles, and one that is measured.
@@ -75,8 +75,8 @@ class LaunchBlock(NamedTuple):
 class SustainedRegime(Regime):
     """The regime that measures MSMF (maximum sustained matmul FLOPS): the rate at the power limit, as total work
     divided by total time. A sample is the mean of a block of launches. All blocks of a visit have the same number of
-    launches, and nothing runs between them. If the host pauses for so long that the device idles between two blocks,
-    the idle time does not count.
+    launches, and nothing runs between them. If the device idles between two blocks because the host is late, the idle
+    time does not count.
 
     ``settling_seconds_after_rest``: if not None, the device rests before each visit. After the rest, mamf loads the
     device for this many seconds before it measures, so that the power controller settles.
@@ -95,8 +95,9 @@ class SustainedRegime(Regime):
     # after each row, and these measurements take time as well.
     default_row_seconds = min_visit_seconds
     block_seconds: ClassVar[float] = 0.1
-    #: A device has settled if a straight line through the launch times of its last ``settled_block_count`` blocks (at
-    #: least ``min_settled_blocks``) rises or falls by at most ``max_settled_slope``, as a share of the mean time.
+    #: To learn whether a device has settled, mamf fits a straight line to the launch times of the last
+    #: ``settled_block_count`` blocks (at least ``min_settled_blocks``). The device has settled if the line rises or
+    #: falls by at most the share ``max_settled_slope`` of the mean launch time.
     settled_block_count: ClassVar[int] = 20
     min_settled_blocks: ClassVar[int] = 3
     max_settled_slope: ClassVar[float] = 0.01
@@ -179,10 +180,12 @@ class SustainedRegime(Regime):
             self.backend.submit()
 
     def make_confirmation_regime(self, chosen_conditions: Conditions, max_visit_seconds: float) -> Regime:
-        """Return the regime whose visits confirm a ceiling. If the device was throttled when the candidate was chosen
-        (``chosen_conditions``), or does not report its clock, return a regime that rests before each visit. Each of its
-        visits spans as many whole oscillation periods of the power controller as fit into ``max_visit_seconds``.
-        Otherwise return this regime.
+        """Return the regime whose visits confirm a ceiling. If the device was not throttled when the candidate was
+        chosen (``chosen_conditions``), or if this device needs no rest, return this regime.
+
+        Otherwise return a regime that rests before each visit. A device that does not report its clock counts as
+        throttled. The visits last a whole number of oscillation periods of the power controller, and at most about
+        ``max_visit_seconds``.
         """
         traits, maximum = self.backend.sustained_traits, self.backend.info.max_clock_hz
         is_held_back = (
@@ -217,9 +220,9 @@ class SustainedRegime(Regime):
                 samples.remarks.append("clock and power had not settled when the measurement began")
             idle_share = self._take_block_samples(blocks, rule, samples)
             last_stamp = None if isinstance(stamps, Unavailability) else stamps.record_stamp()
-            # Queue a mark and an idle mark (which waits for all queues of the device) after the last launch. If the
-            # device has already finished that launch, queue cache flushes ahead of the marks, because another queue may
-            # still be busy.
+            # Queue a mark and an idle mark (which waits for all queues) to find work that is still running in another
+            # queue. If the device has already reached the first mark, try again behind cache flushes, which keep the
+            # device busy.
             mark, idle_mark = self.queue_marks_behind_flushes(0)
             if idle_mark is None and self.backend.has_idle_marks:
                 mark, idle_mark = self.queue_marks_behind_flushes()
@@ -254,9 +257,9 @@ class SustainedRegime(Regime):
                 len(recent_block_seconds) >= self.min_settled_blocks
                 and abs(compute_relative_slope(recent_block_seconds)) <= self.max_settled_slope
             )
-            # A visit after a rest is measured over whole oscillation periods of the power controller, so the rate need
-            # not be flat when the measured part begins. Do not wait until the rate is flat: if the power controller
-            # alternates between clocks, the rate of a few blocks is never flat.
+            # After a rest, mamf measures over whole oscillation periods of the power controller, so the rate need not
+            # be flat. Do not wait for a flat rate, because the rate is never flat while the power controller alternates
+            # between clocks.
             if elapsed >= min_seconds and (is_flat or self.settling_seconds_after_rest is not None):
                 return True
             if elapsed >= min_seconds + self.max_settling_seconds or rule.is_budget_over(self.backend.now()):

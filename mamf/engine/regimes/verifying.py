@@ -2,8 +2,8 @@
 `loaded`, back to back at the power limit.
 
 mamf verifies the first output as in any measurement. If a kernel is deterministic, the device compares each later
-output with the first one bit by bit, and the host does not wait for the comparison. Otherwise mamf verifies each
-output. Finally mamf verifies a launch on operands that include infinities, NaN and subnormal numbers.
+output with the first one bit by bit. The host queues these comparisons and reads their results later. Otherwise mamf
+verifies each output. Finally mamf verifies a launch on operands that include infinities, NaN and subnormal numbers.
 """
 
 from __future__ import annotations

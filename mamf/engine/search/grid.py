@@ -57,8 +57,8 @@ def make_grid(
 ) -> MatmulGrid:
     """Return a coarse grid of shapes that fits the speed of a device (``flops``, in FLOP/s) and its free memory.
 
-    The grid limits the FLOP of a shape for two reasons. A launch may take at most 1.2 times the longest time for which
-    burst loads the device without a rest. The first phase of the search must have time for ``shape_count`` shapes.
+    Two rules limit the FLOP of a shape. A launch must take at most 1.2 times the longest time for which the burst
+    regime loads the device without a rest. And the first phase of the search must have time for ``shape_count`` shapes.
     """
     max_flop = flops * min(
         1.2 * backend.burst_traits.train_seconds, THOROUGH_SCHEDULE.scout_end_share * budget_seconds / shape_count / 4
@@ -80,15 +80,15 @@ class SearchSchedule:
     """The schedule of a search: when its phases end, as shares of the budget, and how much each phase measures. In a
     round, mamf measures each candidate (a shape and a kernel) once.
 
-    The ends of the phases of burst. A search without sustained scales these shares up, so that burst gets the whole
-    budget:
+    These shares are the ends of the phases in the burst regime. A search that does not measure in the sustained regime
+    scales them up, so that burst gets the whole budget:
 
     - ``scout_end_share``: the end of measuring shapes of the coarse grid.
     - ``refine_end_share``: the end of measuring shapes near the fastest ones.
     - ``choose_end_share``: the end of the rounds that choose the fastest candidate.
     - ``burst_end_share``: the end of the rounds that confirm the rate of this candidate.
 
-    The phases of sustained:
+    These shares are the ends of the phases in the sustained regime:
 
     - ``sustained_visits_end_share``: the end of the short measurements of the candidates.
     - ``sustained_choose_end_share``: the end of the rounds that choose among the best of the candidates.
@@ -228,10 +228,11 @@ def choose_long_k_sizes(grid: MatmulGrid) -> list[int]:
 def draw_distant_shapes(
     leaders: Sequence[MatmulShape], step: int, grid: MatmulGrid, count: int, chooser: random.Random
 ) -> list[MatmulShape]:
-    """Draw shapes from the whole grid: one for each pair of M and N that are multiples of ``step``. If there are more
-    than ``count`` pairs, draw ``count`` random pairs. K is within 25 % of the K of a random leader (one of the fastest
-    shapes so far). So the shapes differ from the leaders mainly in M and N, which determine the number of waves of
-    tiles.
+    """Draw shapes from the whole grid, whose M and N are multiples of ``step``: one shape for each pair of sizes or, if
+    there are more than ``count`` pairs, one for each of ``count`` random pairs.
+
+    K is within 25 % of the K of a random leader (one of the fastest shapes so far). So the shapes differ from the
+    leaders mainly in M and N, which determine the number of waves of tiles.
     """
     sizes = range(step, max(*grid.m, *grid.n) + 1, step)
     size_pairs: Iterable[Sequence[int]] = itertools.combinations_with_replacement(sizes, 2)

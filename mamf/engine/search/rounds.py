@@ -41,9 +41,9 @@ def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candi
 def list_default_kernel_candidates(
     candidates: Sequence[Candidate], rows: Iterable[Measurement], default_kernel: str
 ) -> list[Candidate]:
-    """Return additional candidates: the default kernel on its fastest shape of ``rows`` and on the shape of each
-    candidate. Measuring them in the same rounds as another kernel shows how much faster the other kernel is than the
-    default kernel. Return an empty list if all candidates have the default kernel.
+    """Return additional candidates with the default kernel, on its fastest shape in ``rows`` and on the shape of each
+    candidate. If the same rounds measure them and the candidates, the log shows how much faster another kernel is than
+    the default kernel. Return an empty list if all candidates have the default kernel.
     """
     if all(kernel == default_kernel for _, kernel in candidates):
         return []
@@ -55,8 +55,8 @@ def list_default_kernel_candidates(
 
 
 def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> list[Candidate]:
-    """Choose ``count`` candidates from the rows of short visits of the sustained regime: half of them are those with
-    the lowest energy per FLOP, if the power is known; the others are the fastest.
+    """Choose ``count`` candidates from the rows of short visits of the sustained regime. If the power is known, half of
+    the candidates are those with the lowest energy per FLOP. The others are the fastest.
     """
     successful_visits = [row for row in visits if row.ok]
     fastest = sorted(successful_visits, key=lambda row: row.best_rate, reverse=True)
@@ -216,9 +216,9 @@ class ConfirmationRounds:
         return row
 
     def has_time_to_confirm(self) -> bool:
-        """Return whether enough time is left before the deadline for one more choosing visit of the sustained regime,
-        for the launches that this visit leaves in the queue, and for the confirmation. Return True while rows of an
-        interrupted run answer the steps.
+        """Return whether there is time in the sustained regime for one more visit that chooses a candidate, and then
+        for the confirmation. The launches that the visit leaves in the queue take time too. While rows of an
+        interrupted run answer the steps, return True.
         """
         needed = (
             self._min_step_seconds.get(SustainedRegime.name, 0.0)
@@ -237,9 +237,8 @@ class ConfirmationRounds:
         )
 
     def _estimate_preparation_seconds(self, regime: str) -> float:
-        """Return the seconds that preparing and verifying the kernel of the next visit will take. Before the first
-        visit in a regime, return the longest time in any other regime: the candidates have large shapes, which take the
-        longest.
+        """Estimate the seconds to prepare and verify the kernel of the next visit. Before the first visit in a regime,
+        return the longest time in any other regime, because large shapes take the longest and the candidates are large.
         """
         min_and_max = self._preparation_seconds_by_regime.get(regime)
         return (

@@ -289,7 +289,7 @@ class ShapeSearch:
 
     def _mask_excluded_candidates(self, candidate_values: Array) -> Array:
         """Set the values of measured candidates, and of candidates near failed ones, to minus infinity.
-        Change the array ``candidate_values``, which has one value per candidate, and return it.
+        ``candidate_values`` has one value per candidate. This method changes the array in place and returns it.
         """
         candidate_values[self._observed_rows] = -math.inf
         candidate_values[self._hopeless_mask] = -math.inf
@@ -326,12 +326,12 @@ class ShapeSearch:
 
 
 def compute_hopeless_mask(sizes: Array, successful_rows: list[int], failed_rows: list[int]) -> NDArray[np.bool_]:
-    """Return an array that is True for hopeless shapes: shapes that failed, and shapes that have at least two failures
-    and hardly any success nearby. A single failure says nothing about its neighbors, but a region of failures does (for
-    example, if memory is too small or sizes are not aligned).
+    """Return an array that is True for hopeless shapes. A shape is hopeless if it failed, or if at least two shapes
+    near it failed and hardly any succeeded. One failure says nothing about other shapes, but several failures may have
+    a common cause, such as too little memory or sizes that are not aligned.
 
-    ``sizes``: the logarithms of M, N and K, one row per shape. ``successful_rows``, ``failed_rows``: the rows of shapes
-    that were measured, or that could not be measured.
+    ``sizes``: the logarithms of M, N and K, one row per shape. ``successful_rows``, ``failed_rows``: the rows in
+    ``sizes`` of the shapes that were measured, and of those that failed.
     """
     if not failed_rows:
         return np.zeros(len(sizes), dtype=bool)

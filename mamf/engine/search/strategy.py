@@ -4,8 +4,9 @@ and kernel to measure next.
 - Burst: measure shapes of a coarse grid ("scout"), measure shapes near the fastest ones ("leaders") in smaller steps
   ("refine"), then measure the best candidates in interleaved rounds. The search is over shapes and kernels together,
   because the fastest shape of one kernel is rarely the fastest shape of another.
-- Sustained: take candidates from burst, rank them in short measurements ("visits") by energy per FLOP (which sets the
-  speed at the power limit), then measure the best of them in rounds.
+- Sustained: take the best candidates from burst, rank them in short measurements ("visits") by rate and energy per
+  FLOP, then measure the best of them in rounds. At the power limit, the candidate that needs the least energy per FLOP
+  is the fastest.
 
 A candidate is a shape and a kernel. Some rounds choose a candidate and separate rounds confirm its rate: a measurement
 that chose a candidate never confirms it.
@@ -92,8 +93,9 @@ class GridSearchStrategy(PlanStrategy):
         self._compiling_seconds = 0.0
 
     def _compute_phase_end(self, budget_share: float) -> float:
-        """Return the backend time at which this share of the budget has passed and a phase ends. If the search is only
-        for burst, scale the share up, so that burst gets the whole budget. Time for compiling does not count.
+        """Return the backend time at which a phase ends, given its end as a share of the budget. If the search only
+        measures in the burst regime, scale the share up, so that burst gets the whole budget. The time to compile
+        kernels does not count.
         """
         scale = 1.0 if SustainedRegime.name in self.plan.regimes else 1 / self.schedule.burst_end_share
         return (
@@ -223,9 +225,9 @@ class GridSearchStrategy(PlanStrategy):
     def _add_best_kernels(
         self, search: ShapeSearch, regime: Regime, rule: StoppingRule, kernels: Sequence[MatmulKernel]
     ) -> StepGenerator:
-        """Compare kernels on the fastest shapes so far. Add each kernel to the search with the algorithms that were
-        fastest on these shapes, or with only the fastest algorithm if its algorithms must be compiled. A quick search
-        compares kernels on small shapes, and continues with the fastest kernel only.
+        """Measure kernels on the fastest shapes so far, and add each kernel to the search with the algorithms that were
+        fastest on these shapes. If the algorithms of a kernel must be compiled, add only the fastest of them. A quick
+        search prefers small shapes, and adds only the fastest kernel.
         """
         if not kernels:
             return
@@ -238,8 +240,9 @@ class GridSearchStrategy(PlanStrategy):
         tried_rows = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         if self.options.is_quick:
             self._ranked_kernels = kernels = self._choose_best_kernel(tried_rows, shapes)
-            # The shapes on which the default kernel is fastest are rarely the fastest of another kernel. So try the
-            # chosen kernel also on shapes that were fastest before on devices of this model.
+            # The shapes so far are the fastest of the default kernel, but another kernel is rarely fastest on the same
+            # shapes. So also try the chosen kernel on shapes that were the fastest in earlier searches on devices of
+            # this model.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.earlier_trial_shape_count])))
             cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
             yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
@@ -408,9 +411,10 @@ _ROUND_COUNTS_BY_REGIME = {
     SUSTAINED: RoundCounts(max_choosing_rounds=1, max_confirming_rounds=3),
 }
 _CANDIDATE_COUNT_BY_REGIME = {BURST: 4, SUSTAINED: 2}
-#: _BUDGET_SHARE_FOR_ROWS: the share of the budget for measuring every row once. _BUDGET_SHARE_BEFORE_LAST_REGIME: all
-#: regimes except the last must be finished by this share of the budget, because sustained needs seconds to warm up the
-#: device. _TIME_SHARE_FOR_CHOOSING: the share of a problem's time that is spent on choosing a candidate.
+#: _BUDGET_SHARE_FOR_ROWS: the share of the budget in which every row is measured once.
+#: _BUDGET_SHARE_BEFORE_LAST_REGIME: the share of the budget by which the last regime begins. It leaves time for
+#: sustained, which needs seconds to warm up the device. _TIME_SHARE_FOR_CHOOSING: the share of a problem's time in
+#: which a candidate is chosen.
 _BUDGET_SHARE_FOR_ROWS, _BUDGET_SHARE_BEFORE_LAST_REGIME, _TIME_SHARE_FOR_CHOOSING = 0.2, 0.45, 0.35
 
 
@@ -421,8 +425,8 @@ class RowsSearchStrategy(RowsStrategy):
     """
 
     def __init__(self, setup: RunSetup) -> None:
-        # In a resumed run, rows with a phase come from rounds, so they answer the steps of the rounds. The candidates
-        # are chosen from the other rows.
+        # In a resumed run, the rows of rounds are those that have a phase. Let them answer the steps of the rounds. The
+        # search chooses the candidates from the other rows.
         super().__init__(setup, replayed_rows=[row for row in setup.rows if row.phase])
         self._confirmation_by_problem: dict[Problem, ConfirmationRounds] = {}
 

@@ -1,10 +1,11 @@
 """Predict the rate of matmul shapes that are not measured yet, with a Gaussian process over features of the shape.
 
 The method follows Rasmussen & Williams, Gaussian Processes for Machine Learning, 2006, chapters 2 and 5. The rate of a
-matmul is hard to predict because of quantization: C is divided into tiles, and the tiles into waves over the compute
-units, so the rates of neighboring shapes can differ more than those of distant shapes whose tiles and waves are equally
-full. The features are therefore sizes, and how full the last wave and the edge tiles are. The effect of each tile size
-is learned separately (an additive kernel: Duvenaud et al., Additive Gaussian Processes, 2011).
+matmul is hard to predict because kernels divide C into tiles, and the compute units work on the tiles in waves. The
+tiles at the edge of C and the last wave may be nearly empty for one shape and full for its neighbor. So two neighboring
+shapes can differ more in their rates than two distant shapes. The features are therefore the sizes, and how full the
+edge tiles and the last wave are. The model learns the effect of each tile size separately (an additive kernel: Duvenaud
+et al., Additive Gaussian Processes, 2011).
 
 The model assumes that shapes with the same M and the same N share the part of the rate that the features do not
 explain. Before any measurement, the model knows only the number of compute units of the device, and some devices do not
@@ -87,10 +88,10 @@ def compute_features(
 
 
 def compute_wave_features(m: Array, n: Array, compute_units: int | None) -> Array:
-    """Return, for each pair of M and N and each tile size, the share of the compute units' work that contributes to C.
-    Use the better orientation of the tile, and standardize the shares to mean 0 and standard deviation 1. The other
-    work is lost in tiles that extend beyond C and, if ``compute_units`` is known, in idle compute units in the last
-    wave.
+    """Return the share of the device's capacity that does useful work, for each pair of M and N and each tile size. The
+    rest is lost in tiles that extend beyond C and, if ``compute_units`` is known, in compute units that are idle in the
+    last wave. Of the two orientations of each tile, the better one counts. The shares are standardized to mean 0 and
+    standard deviation 1.
     """
     # Each array has the axes: 2 orientations, tile sizes, pairs of M and N.
     tile_m, tile_n = np.array([_TILE_SIZES, [(b, a) for a, b in _TILE_SIZES]], dtype=float).transpose(2, 0, 1)[
@@ -112,12 +113,12 @@ def _standardize(columns: Array) -> Array:
 class FeatureDistances(NamedTuple):
     """For each feature of a shape, the squared distances from C candidates to D other candidates.
 
-    Some features depend only on M and N. Their distances are stored once for each of the P different pairs (M, N) of
-    the other candidates.
+    The other candidates have P different pairs (M, N). The distances in features that depend only on M and N are stored
+    once per pair.
 
     - ``size_distances``: the distances in size, C x D. ``wave_distances``: the distances in waves for each tile size,
       (number of tile sizes) x C x P. ``aspect_distances``: the distances in aspect ratio, C x P.
-    - ``is_pair_of_candidate``: C x P; 1.0 if the candidate of the row has the pair of the column, else 0.0.
+    - ``is_pair_of_candidate``: C x P; 1.0 if the candidate (row) has the pair (column), else 0.0.
     - ``pair_indices``: for each of the D candidates, the index of its pair of M and N.
     - ``is_same_kernel``: C x D; 1.0 if both candidates have the same kernel, else 0.0; None if there is one kernel.
     """
@@ -245,8 +246,9 @@ class Surrogate:
     ``mean`` and ``deviation`` have one value per candidate. After replacing ``features``, call ``fit_observations``
     again.
 
-    Adding an observation appends one row to ``_projected`` = L^-1 K(observed, candidates), where K + noise = L L^T over
-    the observed candidates. The means and variances follow from ``_projected`` without solving the system again.
+    L is the Cholesky factor of the covariance of the observed candidates, including noise. ``_projected`` is L^-1 times
+    the covariance of the observed candidates with all candidates. A new observation only appends one row to
+    ``_projected``, and the predictions follow from it without solving the system again.
     """
 
     features: CandidateFeatures = field(init=False)
@@ -325,8 +327,8 @@ class Surrogate:
 
 
 class CovarianceParts:
-    """A cache of the parts of a covariance that depend on at most one hyperparameter. Computing these parts is most of
-    the arithmetic. If one hyperparameter changes, only the part that depends on it is computed again.
+    """A cache of the most expensive parts of a covariance. Each part depends on at most one hyperparameter, so if one
+    hyperparameter changes, only the part that depends on it is computed again.
     """
 
     def __init__(self, distances: FeatureDistances, correlate_by_sizes: Callable[[float], Array] | None = None) -> None:
@@ -345,10 +347,10 @@ class CovarianceParts:
 
 
 def compute_covariance(parts: CovarianceParts, hyperparameters: Hyperparameters) -> Array:
-    """Return the prior covariance of C candidates with D candidates. It has four terms: one depends on the sizes,
-    one depends on the sizes and on how full the waves of each tile size are, one depends on whether M or N is larger,
-    and one applies only to shapes that have the same pair of M and N. Candidates with different kernels have a smaller
-    covariance, and kernels differ by a constant.
+    """Return the prior covariance of C candidates with D candidates. Two candidates have a higher covariance if their
+    sizes are close, if their waves are equally full, if both have M larger than N (or both smaller), or if they have
+    the same pair of M and N. Candidates with different kernels have a smaller covariance, and kernels differ by a
+    constant.
 
     For speed, the code works in place, because with thousands of candidates allocating memory takes as long as the
     arithmetic. Where possible it works on pairs of M and N, of which there are far fewer than shapes.
@@ -416,9 +418,9 @@ _MIN_FAST_SHARE = 0.7
 # To estimate the number of compute units, use at most this number of shapes (the fastest ones), and require at least
 # this number.
 _MAX_ESTIMATION_SHAPES, _MIN_ESTIMATION_SHAPES = 64, 16
-# Accept an estimated number of compute units only if a model whose waves have this many tiles has a higher log
-# likelihood than a model without waves. _MIN_LIKELIHOOD_GAIN is the minimum difference. Even by chance, the best of N
-# tried numbers gains about log(N), which is 5 here.
+# Accept an estimated number of compute units only if its log likelihood exceeds that of a model without waves by at
+# least this much. mamf tries about 160 numbers, and the best of N numbers gains about log(N) by chance, which is 5
+# here.
 _MIN_LIKELIHOOD_GAIN = 8.0
 
 

@@ -1,9 +1,9 @@
 """Choose and measure the steps of ``mamf guard`` (rows compared with a baseline), ``mamf reproduce`` (claimed rates
 measured again), ``mamf verify`` (random problems) and ``mamf overlap`` (a matmul at the same time as other work).
 
-``mamf overlap`` measures the rates of two workloads, the matmul and the other work, twice: alone, and while both run.
-Each workload is launched back to back in its own queue, in blocks of equal duration, with marks (device events that
-record the time) between blocks. The rates while both run come only from blocks during which both queues were busy.
+``mamf overlap`` measures the rates of two workloads, the matmul and the other work: first of each alone, then while
+both run. Each workload is launched back to back in its own queue, in blocks of equal duration, with marks (device
+events that record the time) between blocks. While both run, only blocks in which both queues were busy count.
 """
 
 from __future__ import annotations
@@ -247,12 +247,13 @@ PAIR_ROWS = ((MATMUL_WORK, True), (OTHER_WORK, True), (MATMUL_WORK, False), (OTH
 #: equally. These are the number of rounds, and the default seconds to measure a row in all rounds together.
 _OVERLAP_ROUND_COUNT, DEFAULT_ROW_SECONDS = 3, 3.0
 #: A window is a series of launches that gives one sample. _WINDOW_BLOCKS: the number of blocks of launches in a window.
-#: _CPU_BLOCKS_AHEAD: the number of blocks of the other work that a CPU queues ahead. _WINDOW_SECONDS: the maximum
-#: duration of a window of short launches. _MAX_WINDOWS_TRIED: if this many windows give no sample, stop trying.
+#: _CPU_BLOCKS_AHEAD: the number of blocks of the other work that the host queues before the first matmul, if the device
+#: is a CPU. _WINDOW_SECONDS: the maximum duration of a window of short launches. _MAX_WINDOWS_TRIED: if this many
+#: windows give no sample, stop trying.
 _WINDOW_BLOCKS, _CPU_BLOCKS_AHEAD, _WINDOW_SECONDS, _MAX_WINDOWS_TRIED = 16, 4, 0.05, 4
-#: Settings to try in order: (number of cache flushes before a window, maximum number of short launches in the window).
-#: During the flushes, the host queues the window's first launches. If the host is late in more than _MAX_LATE_SHARE of
-#: the windows, mamf tries the next pair.
+#: Pairs of settings, to try in this order: the number of cache flushes before a window, and the maximum number of short
+#: launches in the window. During the flushes, the host queues the first launches of the window. If the host is late in
+#: more than the share _MAX_LATE_SHARE of the windows, mamf tries the next pair.
 _FLUSHES_AND_MAX_LAUNCHES, _MAX_LATE_SHARE = ((128, 320), (256, 160), (512, 80)), 0.25
 #: At each mark, the host must be at least this many seconds ahead of the device, so that the device never waits for it.
 #: A launch counts as at least _MIN_LAUNCH_SECONDS long, to avoid a division by 0.
@@ -269,9 +270,8 @@ def list_overlap_pairs(keys: Iterable[RowKey]) -> list[tuple[OverlapProblem, Ove
 
 
 def compute_overlapping_seconds(marks: Sequence[Sequence[tuple[float, int]]]) -> list[float] | None:
-    """Return the seconds per launch of each workload, from the blocks in the period in which all workloads ran. Return
-    None if a workload has no block in that period. ``marks``: for each workload, the device seconds and the number of
-    launches so far at each of its marks.
+    """Return the seconds per launch of each workload while all workloads ran; None if a workload has no whole block in
+    that time. ``marks``: for each workload, its marks, each with its device seconds and the number of earlier launches.
     """
     begin, end = max(work_marks[0][0] for work_marks in marks), min(work_marks[-1][0] for work_marks in marks)
     shared_marks = [[mark for mark in work_marks if begin <= mark[0] <= end] for work_marks in marks]
@@ -446,8 +446,8 @@ class _PairMeasurement:
 
     def _measure_window(self, works: Sequence[_TimedWork], launches_per_block: Sequence[float]) -> list[float] | None:
         """Run the workloads at the same time for one window, and return the seconds per launch of each while all of
-        them ran. Return None if they never ran at the same time, or if one waited for the host. ``launches_per_block``:
-        the mean number of launches in a block of each workload, chosen so that all workloads end together.
+        them ran. Return None if they never all ran, or if one waited for the host. ``launches_per_block``: for each
+        workload, the mean number of launches in a block, chosen so that all workloads end together.
         """
         backend = self.backend
         for work in works:

@@ -173,8 +173,10 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
 
 def describe_compared_figures(comparison: Comparison) -> str:
     """Return a line that says which figures are compared: median rates, or shares of cycles that the kernels used."""
+    cards_differ = any(each.is_card_difference for each in comparison.noted_differences)
+    reason = ", because the cards differ" if cards_differ else ""
     figures = (
-        "shares of the compute units' cycles in percent instead of rates, because the cards differ"
+        f"shares of the compute units' cycles in percent instead of rates{reason}"
         if comparison.pairs[0].a.unit == CYCLES_UNIT
         else f"rates in {choose_rate_unit(comparison.pairs)[0]}"
     )

@@ -204,7 +204,9 @@ def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left
     - ``left_noun``: the name of one item that is left to measure, such as ``ceiling``.
     """
     if summary is None:
-        return "the run was killed, so the log has no summary: continue it with --resume"
+        return (
+            "the log has no summary, because the run still goes on or was killed: continue a killed run with --resume"
+        )
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     count_left = summary.get("left")
     left = f"; {format_count(count_left, left_noun)} left: continue with --resume" if count_left else ""

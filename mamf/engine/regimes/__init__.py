@@ -9,8 +9,8 @@ names the regime that measured it:
   about 10 us, even in burst.
 - **sustained**: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s.
 - **classic**: run mamf-finder's published loop, for comparison with the tables that mamf-finder's author published.
-- **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate. The regime spaced rests
-  before each launch. The regime loaded launches back to back.
+- **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate. In spaced, the device
+  rests before each launch. In loaded, the launches follow one another back to back.
 
 A whole run uses the same regime object. The object remembers the earlier launches, because they determine how long the
 device must rest or warm up before the next shape.

@@ -2,7 +2,7 @@
 
 This module does not import torch. ``float32`` and ``tf32`` are two dtypes here although torch stores both as float32,
 because the hardware multiplies tf32 several times as fast. ``fp8`` means the 8-bit float with four exponent bits that
-the device supports: ``Backend.resolve_dtype`` replaces it by float8_e4m3fn or float8_e4m3fnuz.
+the device supports. ``Backend.resolve_dtype`` replaces ``fp8`` by float8_e4m3fn or float8_e4m3fnuz.
 """
 
 from __future__ import annotations

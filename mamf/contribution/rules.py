@@ -269,8 +269,8 @@ def check_private_texts(line: int, record: dict[str, Any]) -> Iterator[Finding]:
 
 
 def check_row_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
-    """Recompute the work, the rates and ``cycles_used`` (the share of all compute units' cycles that the rate needs)
-    of each row, and find values in the log that differ.
+    """Recompute the work, the rates and ``cycles_used`` (the rate as a share of the peak at the true clock) of each
+    row, and find values in the log that differ.
 
     Intervals are not checked, because mamf computes them again whenever it reads a log.
     """

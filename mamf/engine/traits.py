@@ -34,10 +34,11 @@ _MATMUL_SIZES = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
 _MIN_LAUNCH_SECONDS, _LEAD_SECONDS, _LEAD_FLUSH_BYTES = 0.0005, 0.001, 256 * MIB
 _WAKE_UP_REST_SECONDS, _WAKE_UP_ROUND_COUNT, _WAKE_UP_TRAIN_SECONDS, _MAX_TRAIN_LAUNCHES = (0.01, 0.1, 0.5), 3, 0.1, 200
 _LOAD_SECONDS, _BLOCK_SECONDS, _RECOVERY_REST_SECONDS = 3.0, 0.005, (0.03, 0.1, 0.3, 1.0)
-# A device is awake if a launch takes at most _MAX_AWAKE_RATIO times as long as later launches. Load has slowed the
-# device if launches take more than _MIN_SLOWED_RATIO times as long as at the start of the load. The device has
-# recovered if launches take at most _MAX_RECOVERED_RATIO times as long as at the start. The device has settled if
-# launch times differ by at most the share _MAX_SETTLED_DEVIATION.
+# _MAX_AWAKE_RATIO: a device is awake if a launch takes at most this many times as long as later launches.
+# _MIN_SLOWED_RATIO: load slows a device if launches then take more than this many times as long as at the start of the
+# load. _MAX_RECOVERED_RATIO: after a rest, a device has recovered if launches take at most this many times as long as
+# at the start of the load. _MAX_SETTLED_DEVIATION: a device has settled if launch times differ from their final value
+# by at most this share.
 _MAX_AWAKE_RATIO, _MIN_SLOWED_RATIO, _MAX_RECOVERED_RATIO, _MAX_SETTLED_DEVIATION = 1.05, 1.03, 1.015, 0.01
 # The reaction time of the power controller is how long a device can be loaded before launches become slower. In the
 # burst regime, a train (the launches between two rests) may take a quarter of this time. A device has recovered from

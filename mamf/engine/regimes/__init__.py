@@ -1,18 +1,19 @@
 """The regimes: ways in which mamf rests the device, flushes its cache, launches a kernel and decides when to stop.
 
-Under matmul load, a power-limited accelerator has two repeatable states, and a plain loop of launches measures an
-uncontrolled mix of the two (docs/measuring.md has the evidence). So every figure names the regime that measured it:
+A power-limited accelerator has two repeatable rates: one at the start of a load, and a lower one under lasting load. A
+plain loop of launches measures an uncontrolled mix of the two (docs/measuring.md has the evidence). So every figure
+names the regime that measured it:
 
 - **burst**: rest until the requested clock is back at its maximum, then launch a train (a few launches) that ends
   before the slow power controller (20 to 50 ms) reacts. A second, fast power controller lowers the true clock within
   about 10 us, even in burst.
 - **sustained**: launch back to back over rotating operands until clock and power settle, then measure for at least 2 s.
 - **classic**: run mamf-finder's published loop, for comparison with the tables that mamf-finder's author published.
-- **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate. spaced rests before each
-  launch, and loaded launches back to back.
+- **spaced** and **loaded**: verify the whole output of launches instead of measuring a rate. The regime spaced rests
+  before each launch. The regime loaded launches back to back.
 
-One regime object serves a whole run, because it must remember the earlier launches. They determine how long the device
-must rest or warm up before the next shape.
+A whole run uses the same regime object. The object remembers the earlier launches, because they determine how long the
+device must rest or warm up before the next shape.
 """
 
 from __future__ import annotations

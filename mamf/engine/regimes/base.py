@@ -129,8 +129,8 @@ class Regime(ABC):
     - ``ranking_statistic``: the statistic that ranks rows of this regime: ``median``, ``mean`` or ``fastest``.
     - ``rotates_operands``: True if launches rotate over several sets of operands, so that none stays in the cache.
     - ``must_rewrite_output``: True if the output is overwritten before each launch.
-    - ``default_sweep_row_seconds``: the time limit of a row in a run that measures one kernel on many shapes, such as a
-      matmul sweep; None: no limit.
+    - ``default_sweep_row_seconds``: the time limit of a row in a sweep, which measures one kernel on many shapes; None:
+      no limit.
     - ``default_row_seconds``: the time limit of a row in any other run; None: no limit.
     - ``warmup_seconds``: the seconds for which the device is loaded before the first row.
     """

@@ -80,8 +80,8 @@ class BurstRegime(Regime):
         self._flush_seconds = self._flush_queueing_seconds = 0.0
         #: Host seconds to queue a cache flush, a launch, and a mark (timing event) before and after the launch.
         self._queueing_seconds = 100e-6
-        #: Host seconds to queue the mark that waits for all queues of the device. The host must queue it before the
-        #: last launch of a train ends.
+        #: Host seconds to queue the mark that waits for all queues of the device. The host must queue this mark while
+        #: the last launch of a train still runs.
         self._idle_mark_queueing_seconds = 0.0
 
     @classmethod

@@ -172,7 +172,7 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
 
 
 def describe_compared_figures(comparison: Comparison) -> str:
-    """Return a line that says which figures are compared: median rates, or shares of cycles that the kernels used."""
+    """Return a line that says which figures are compared: rates, or shares of cycles that the kernels used."""
     cards_differ = any(each.is_card_difference for each in comparison.noted_differences)
     reason = ", because the cards differ" if cards_differ else ""
     figures = (

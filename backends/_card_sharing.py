@@ -142,7 +142,7 @@ def _check_other_processes(sensors: Any) -> CheckResult:
 # -- AMD -------------------------------------------------------------------------------------------------------------
 
 
-def find_partition(address: str | None) -> str | None:
+def find_amd_partition(address: str | None) -> str | None:
     """Return the kind of partition of an AMD device, such as "CPX partition"; None if the device is a whole card (SPX).
 
     The Linux kernel reports partitions of Instinct MI300 and newer. ``address``: the device's address on the PCI bus.

@@ -160,7 +160,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         super().setup()
         self._has_generator = _call_or_none(torch.Generator, self.device) is not None
         self.default_dtype = next(filter(self._can_multiply, _DEFAULT_DTYPE_CANDIDATES), _DEFAULT_DTYPE_CANDIDATES[-1])
-        launch_load = self._make_load_function()
+        launch_load = self._make_busy_work_function()
         reasons = [self._explain_unusable_events(launch_load) for _ in range(_TIMER_COMPARISON_COUNT)]
         self.reason_events_are_unusable = reasons[0] if all(reasons) else ""
         self.timer = "host clock" if self.reason_events_are_unusable else "device events"
@@ -169,7 +169,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
         matrix = _call_or_none(lambda: torch.ones(32, 32, device=self.device, dtype=get_torch_dtype(dtype)))
         return matrix is not None and _call_or_none(lambda: torch.mm(matrix, matrix)) is not None
 
-    def _make_load_function(self) -> Callable[[], None]:
+    def _make_busy_work_function(self) -> Callable[[], None]:
         """Return a function that launches enough work to keep the device busy for at least _MIN_LOAD_SECONDS.
 
         Raises UnavailableError if synchronize does not wait for this work, because mamf could not time the device.
@@ -180,7 +180,7 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             for _ in range(launch_count):
                 buffer.zero_()
 
-        def time_load() -> tuple[float, float]:
+        def time_busy_work() -> tuple[float, float]:
             """Run the load and return two times in seconds. The first is how long the load kept running after
             synchronize returned (about 0 if synchronize works). The second is how long the launches and synchronize
             took.
@@ -193,10 +193,10 @@ class AnyAcceleratorBackend(MultiStreamBackend):
             buffer[:1].cpu()  # This read waits for all queued work.
             return self.now() - start_seconds - seconds, seconds
 
-        time_load()  # Ignore the time of the first launches, which may compile kernels.
-        while sum(time_load()) < _MIN_LOAD_SECONDS and launch_count < _MAX_LOAD_LAUNCHES:
+        time_busy_work()  # Ignore the time of the first launches, which may compile kernels.
+        while sum(time_busy_work()) < _MIN_LOAD_SECONDS and launch_count < _MAX_LOAD_LAUNCHES:
             launch_count *= 2
-        wait_seconds, seconds = min(time_load() for _ in range(_TIMER_COMPARISON_COUNT))
+        wait_seconds, seconds = min(time_busy_work() for _ in range(_TIMER_COMPARISON_COUNT))
         if wait_seconds > max(seconds, _MIN_LOAD_SECONDS / 2):
             fault = (
                 f"synchronize returned after {seconds * 1e3:.1f} ms, {wait_seconds * 1e3:.1f} ms before the work ended"

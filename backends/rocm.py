@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from mamf_backends._card_sharing import detect_other_amd_processes, find_partition, make_sharing_warnings
+from mamf_backends._card_sharing import detect_other_amd_processes, find_amd_partition, make_sharing_warnings
 
 from mamf.backend import MIB, CheckResult, DeviceInfo, SensorReading, Telemetry, Unavailability
 from mamf.torch_backend import MultiStreamBackend, hash_identifier
@@ -191,7 +191,7 @@ class RocmBackend(MultiStreamBackend):
         return open_amdsmi(torch.cuda.get_device_properties(self.index), self.read_partition() is None)
 
     def read_partition(self) -> str | None:
-        partition: str | None = find_partition(self.read_bus_address())
+        partition: str | None = find_amd_partition(self.read_bus_address())
         return partition
 
     def find_sharing_ways(self) -> tuple[str, ...]:

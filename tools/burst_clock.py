@@ -27,7 +27,7 @@ from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.report.charts.picture import (
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
-    DrawnPanel,
+    DrawablePanel,
     LegendEntries,
     Picture,
     style_axes,
@@ -135,8 +135,8 @@ class BurstClock(Picture):
     def height_inches(self) -> float:
         return 5.0
 
-    def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
-        return [[DrawnPanel(f"clock over time: {self.title}", functools.partial(_draw, chart=self))]]
+    def make_panel_rows(self) -> Sequence[Sequence[DrawablePanel | None]]:
+        return [[DrawablePanel(f"clock over time: {self.title}", functools.partial(_draw, chart=self))]]
 
     def make_legend(self) -> LegendEntries:
         return [(name, look) for (name, _), look in zip(self.lines, _LOOKS, strict=False)]

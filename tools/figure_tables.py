@@ -29,7 +29,7 @@ from mamf.logs.roofs import build_roofs_from_logs
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.document import MISSING_VALUE, format_four_digits, format_markdown_table
-from mamf.report.rows import rank_by_regime
+from mamf.report.rows import rank_rows_by_regime
 from mamf.report.shares import ShareCalculator
 from mamf.text import Markup
 
@@ -178,7 +178,7 @@ def single_figure(path: str, expression: str) -> str:
         if words[1:2] == ["ceiling"]:
             return format_four_digits(log.ceilings[words[0]].rate)
         if words[1:] == ["best"]:
-            return format_four_digits(rank_by_regime(log.measurements)[words[0]][0].best_rate)
+            return format_four_digits(rank_rows_by_regime(log.measurements)[words[0]][0].best_rate)
         show = CELLS[words[0]]
     except KeyError as error:
         raise FigureError(f"{path} has no {expression!r}: {error} is unknown") from None

@@ -25,7 +25,7 @@ from mamf.peaks import DatasheetRate, find_datasheet_rate
 from mamf.plans import REGIME_NAMES, SWEEP
 from mamf.plugins.discovery import list_builtin_names
 from mamf.report.document import label_kernel
-from mamf.report.rows import rank_by_regime
+from mamf.report.rows import rank_rows_by_regime
 from mamf.report.shares import make_problem_title
 
 #: The tables of results/: the rates of matmuls, the shares of the matmul ceiling that attention reaches, and the rates
@@ -129,7 +129,9 @@ def collect_rates(log: RunLog, log_path: Path) -> list[ResultRate]:
             for each in _pair_ceilings_with_rows(log, log.matmul_ceilings)
         ]
     if plan.kind == SWEEP and sets_compute_ceiling(plan.operation):
-        return [_make_rate(log, log_path, MATMUL_TABLE, best) for best, *_ in rank_by_regime(log.measurements).values()]
+        return [
+            _make_rate(log, log_path, MATMUL_TABLE, best) for best, *_ in rank_rows_by_regime(log.measurements).values()
+        ]
     rows = [row for row in log.measurements if row.ok]
     of = get_operation(plan.operation)
     if of.shows_ceiling_shares and not of.shows_bandwidth_shares:

@@ -16,7 +16,7 @@ from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement
 from mamf.report.comparison import make_comparison_document
 from mamf.report.document import Block, Document, Lines, Table, add_logged_warnings
-from mamf.report.kernels import make_group_table
+from mamf.report.kernels import make_ranking_table
 from mamf.report.page import render_fragment
 from mamf.report.rows import describe_failures
 from mamf.report.shares import ShareCalculator, make_ceiling_table
@@ -44,7 +44,7 @@ def _render_blocks(*blocks: Block) -> str:
 @render_html.register
 def _(row: Measurement) -> str:
     return _render_blocks(
-        make_group_table([row], ShareCalculator(_make_device_header("unknown")), lambda row: None),
+        make_ranking_table([row], ShareCalculator(_make_device_header("unknown")), lambda row: None),
         Lines(describe_failures([row])),
     )
 

@@ -33,8 +33,8 @@ from mamf.report.document import (
     Lines,
     Table,
     choose_unit,
-    describe_end,
     describe_machine,
+    describe_run_end,
     format_four_digits,
     format_interval,
     format_percent,
@@ -68,7 +68,7 @@ class ExplainKind(RunKind):
             make_waterfall_steps(rows, DeviceInfo(**log.header["device"])),
             rows,
             [describe_machine(log.header), f"{first.problem.dtype}, {first.shape} by {first.kernel}"],
-            [describe_end(log.summary)],
+            [describe_run_end(log.summary)],
         )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
@@ -211,7 +211,9 @@ class ReproduceKind(RunKind):
                 get_remarks=_yield_claim_remarks,
                 get_label=_make_claim_label,
             ),
-            Answer([*(_format_verdict_line(each, differences) for each in judged_claims), describe_end(log.summary)]),
+            Answer(
+                [*(_format_verdict_line(each, differences) for each in judged_claims), describe_run_end(log.summary)]
+            ),
         ]
         return Document("Reproduction", blocks, data)
 

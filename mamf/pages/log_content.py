@@ -38,8 +38,8 @@ from mamf.report.document import (
     Document,
     Table,
     choose_unit,
-    describe_end,
     describe_machine,
+    describe_run_end,
     format_four_digits,
     format_interval,
     format_percent,
@@ -50,7 +50,7 @@ from mamf.report.imported import (
     make_finder_document,
     make_side_by_side_chart,
 )
-from mamf.report.overlap import compute_kept_rate_ranges
+from mamf.report.overlap import format_kept_rate_ranges
 from mamf.report.page import CopyableCommand, Fact, PagePart, Section
 from mamf.report.rows import describe_row_interval, select_ranked_rows
 from mamf.report.shares import (
@@ -222,7 +222,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
         + (f" ({dtypes})" if dtypes else ""),
         [
             describe_machine(header),
-            f"{format_start_time(header)}; {describe_end(log.summary, left_noun=left_noun)}",
+            f"{format_start_time(header)}; {describe_run_end(log.summary, left_noun=left_noun)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
         ],
         document,
@@ -233,7 +233,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
         log,
         [
             Fact(f"rate of {name} while both run, as a share of its rate alone", range_text, "%")
-            for name, range_text in compute_kept_rate_ranges(log.measurements).items()
+            for name, range_text in format_kept_rate_ranges(log.measurements).items()
         ]
         if log.plan.kind == OVERLAP
         else [],
@@ -295,7 +295,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
 def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:
     interval, of_peak, is_median = (
         row.rate_interval,
-        shares.compute_peak_share(row),
+        shares.compute_share_of_peak(row),
         row.ranking_statistic == row.statistic,
     )
     low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)

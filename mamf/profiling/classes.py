@@ -75,11 +75,14 @@ def read_class_rules() -> Mapping[str, Sequence[tuple[re.Pattern[str], str]]]:
 
 def classify_event(event: Event) -> str:
     """Return the class of an event, one of WORK_CLASSES, from its callers, its kind and its name."""
-    callers = [each for each in event.yield_callers() if each.kind in ("operation", "annotation")]
+    callers = [each for each in event.yield_event_and_callers() if each.kind in ("operation", "annotation")]
     # In the forward pass, a function such as attention calls an operation. The backward pass of the operation runs
     # outside this function, so look at the callers of the forward operation too.
     forward_callers = [
-        each for caller in callers if caller.forward_operation for each in caller.forward_operation.yield_callers()
+        each
+        for caller in callers
+        if caller.forward_operation
+        for each in caller.forward_operation.yield_event_and_callers()
     ]
     # An annotation around a collective lasts until the collective ends, but the thread may run other operations in the
     # meantime. So an event within the annotation may be unrelated to the collective.

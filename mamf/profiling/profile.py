@@ -292,9 +292,9 @@ def _make_module_rows(busy_intervals: Iterable[BusyInterval], find_ceiling: Ceil
 # List the modules in which an event ran, from the outermost to the innermost. Events of the backward pass do not
 # run in any module. For such an event, use the modules of the forward operation whose gradient it computes.
 def _list_module_names(event: Event) -> list[str]:
-    event_and_callers = list(event.yield_callers())
+    event_and_callers = list(event.yield_event_and_callers())
     forward_operation = next((each.forward_operation for each in event_and_callers if each.forward_operation), event)
-    for events in (event_and_callers, list(forward_operation.yield_callers())):
+    for events in (event_and_callers, list(forward_operation.yield_event_and_callers())):
         if names := [
             each.name.removeprefix(MODULE_PREFIX) for each in reversed(events) if each.name.startswith(MODULE_PREFIX)
         ]:
@@ -326,7 +326,7 @@ def _make_class_row(
     """
     operations_by_event: dict[Event, list[Event]] = {}
     for event in dict.fromkeys(each.event for each in busy_intervals):
-        operations = [each for each in event.yield_callers() if count_operation_flop(each) is not None]
+        operations = [each for each in event.yield_event_and_callers() if count_operation_flop(each) is not None]
         # Do not count matmuls of an optimizer, such as those of Muon, because they are not a part of the model.
         if operations and classify_event(operations[-1]) == classify_event(event) != OPTIMIZER:
             operations_by_event[event] = operations
@@ -337,7 +337,7 @@ def _make_class_row(
         caller
         for each in busy_intervals
         if each.event.is_on_device and TF32_KERNEL_PATTERN.search(each.event.name)
-        for caller in each.event.yield_callers()
+        for caller in each.event.yield_event_and_callers()
     }
     for operation, innermost in innermost_by_outermost.items():
         dtype = find_operand_dtype(innermost)

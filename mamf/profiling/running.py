@@ -218,7 +218,7 @@ class StepProfiler:
         """
         if not self._claim_profiling():
             return
-        self._has_delayed_step = is_in_backward()
+        self._has_delayed_step = is_in_backward_pass()
         if self._has_delayed_step:
             return
         self._ended_step_count += 1
@@ -234,7 +234,7 @@ class StepProfiler:
 
         If a script has several optimizers, as for a GAN, only the first optimizer ends training steps.
         """
-        optimizer_id = 0 if is_in_backward() else id(optimizer)
+        optimizer_id = 0 if is_in_backward_pass() else id(optimizer)
         self.optimizer_names_by_id.setdefault(optimizer_id, type(optimizer).__name__)
         if optimizer_id == next(iter(self.optimizer_names_by_id)):
             self.end_step()
@@ -301,7 +301,7 @@ class StepProfiler:
 
         If a backward pass is running, wait for its end, because torch.profiler cannot be stopped within it.
         """
-        self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward()
+        self._has_delayed_sigterm = not self._is_unprofiled_process and is_in_backward_pass()
         if self._has_delayed_sigterm:  # end_delayed_step_after_backward calls this method again.
             return
         if not (self._is_unprofiled_process or self.is_complete or self._remark):
@@ -438,7 +438,7 @@ def _wrap_with_hooks(original: Any, before: Callable[[], object] = bool, after: 
     return call_with_hooks
 
 
-def is_in_backward() -> bool:
+def is_in_backward_pass() -> bool:
     """Return whether autograd is running a backward pass in this thread."""
     return torch._C._current_graph_task_id() != -1
 

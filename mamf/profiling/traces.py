@@ -84,7 +84,7 @@ class Event:
     def is_on_device(self) -> bool:
         return self.kind in DEVICE_EVENT_KINDS
 
-    def yield_callers(self) -> Iterator[Event]:
+    def yield_event_and_callers(self) -> Iterator[Event]:
         """Yield this event, its caller, the caller's caller, and so on up to the outermost event."""
         event: Event | None = self
         while event is not None:
@@ -180,7 +180,7 @@ def find_busy_intervals(trace: Trace) -> list[BusyInterval]:
 def _yield_self_intervals(operations: Sequence[Event]) -> Iterable[BusyInterval]:
     called_intervals_by_caller: dict[Event | None, list[tuple[float, float]]] = defaultdict(list)
     for event in operations:
-        caller = next((each for each in list(event.yield_callers())[1:] if each.kind == "operation"), None)
+        caller = next((each for each in list(event.yield_event_and_callers())[1:] if each.kind == "operation"), None)
         called_intervals_by_caller[caller].append((event.start_seconds, event.end_seconds))
     for event in operations:
         for start, end in find_gaps(
@@ -379,7 +379,7 @@ def _find_step_bounds(
         event.name
         for event in events
         if event.name.startswith(_OPTIMIZER_STEP_PREFIX)
-        and not any(each.name.startswith(_BACKWARD_NODE_PREFIX) for each in event.yield_callers())
+        and not any(each.name.startswith(_BACKWARD_NODE_PREFIX) for each in event.yield_event_and_callers())
     ]
     for ranges in (device_annotations, host_ranges):
         optimizer_step_ends = sorted(end for name, _, end in ranges if name in optimizers[:1])

@@ -194,7 +194,7 @@ class DtypeWatch:
             (torch.autograd, "backward", "loss"),
         ):
             original = getattr(owner, name)
-            setattr(owner, name, self._count_dtype_of_first_argument(original, row_name))
+            setattr(owner, name, self._wrap_to_count_first_argument_dtype(original, row_name))
             self._cleanup.callback(setattr, owner, name, original)
 
     def record_optimizer_step(self, optimizer: Any, *_: object) -> None:
@@ -209,7 +209,7 @@ class DtypeWatch:
         self._cleanup.close()
         self.rows = tuple(DtypeRow(*key, count) for key, count in sorted(self._counts.items()))
 
-    def _count_dtype_of_first_argument(self, original: Callable[..., Any], row_name: str) -> Callable[..., Any]:
+    def _wrap_to_count_first_argument_dtype(self, original: Callable[..., Any], row_name: str) -> Callable[..., Any]:
         @functools.wraps(original)
         def count_dtype_and_call(first_argument: Any, *other_arguments: Any, **keywords: Any) -> Any:
             self._count_dtypes_of_tensors(row_name, first_argument)

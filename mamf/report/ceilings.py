@@ -35,8 +35,8 @@ from mamf.report.document import (
     Lines,
     Table,
     choose_unit,
-    describe_end,
     describe_machine,
+    describe_run_end,
     format_count,
     format_four_digits,
     format_interval,
@@ -210,7 +210,7 @@ def make_find_document(
             else [
                 *([f"no ceiling can be found: {reason}"] if reason else []),
                 *describe_unconfirmed_regimes(rows, ceilings, [] if reason else header["plan"]["regimes"]),
-                describe_end(summary, left_noun="ceiling"),
+                describe_run_end(summary, left_noun="ceiling"),
             ]
         ),
     ]
@@ -252,7 +252,7 @@ def make_find_by_device_document(log: RunLog) -> Document:
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
         Table(columns, rows, key="ceilings"),
-        Answer([*spreads, describe_end(log.summary, left_noun="ceiling")]),
+        Answer([*spreads, describe_run_end(log.summary, left_noun="ceiling")]),
     ]
     return Document(
         f"ceilings of {log.header['device']['name']}", blocks, {"header": log.header, "summary": log.summary}

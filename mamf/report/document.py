@@ -197,7 +197,7 @@ def describe_machine(header: Mapping[str, Any]) -> str:
     return "; ".join(filter(None, [machine, format_sharing_warning(device["name"]), *by_path]))
 
 
-def describe_end(summary: Mapping[str, Any] | None, has_count: bool = True, left_noun: str = "measurement") -> str:
+def describe_run_end(summary: Mapping[str, Any] | None, has_count: bool = True, left_noun: str = "measurement") -> str:
     """Describe how a run ended: its status and reason, its duration, and how much is left to measure.
 
     - ``has_count``: whether to add the number of measured rows.
@@ -349,13 +349,13 @@ class Document:
 
     - ``title``: the title of the HTML page.
     - ``json_data``: what JSON contains besides the tables, such as the header and the summary of a log.
-    - ``main_key``: the key of the tables that CSV contains; if empty, the key of the first table.
+    - ``main_table_key``: the key of the tables that CSV contains; if empty, the key of the first table.
     """
 
     title: str
     blocks: Sequence[Block]
     json_data: Mapping[str, Any] = field(default_factory=dict)
-    main_key: str = ""
+    main_table_key: str = ""
 
     @property
     def visible_blocks(self) -> list[Block]:

@@ -59,7 +59,7 @@ class WaterfallStep:
     previous_tflops: float | None = None
 
     @property
-    def change_share(self) -> float | None:
+    def relative_change(self) -> float | None:
         """The change of the rate since the last known step above, as a share of the rate of that step; None if it is
         unknown.
         """
@@ -232,7 +232,7 @@ def make_explanation_document(
     step_columns: list[Column[WaterfallStep]] = [
         Column("step", "step", lambda step: step.name, is_left_aligned=True),
         Column("rate_tflops", "TFLOPS", lambda step: step.tflops, format_four_digits),
-        Column("change", "change", lambda step: step.change_share, format_change),
+        Column("change", "change", lambda step: step.relative_change, format_change),
         Column(
             "share_of_datasheet",
             "% of datasheet",
@@ -287,7 +287,9 @@ def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
     (last, rate), datasheet = known[-1], steps[0].tflops
     share = f", {format_percent(rate / datasheet)} % of the datasheet" if datasheet else ""
     losses = {
-        step.name: step.change_share or 0.0 for step in steps if not step.cause.endswith((NO_LOSS_CAUSE, NOISE_CAUSE))
+        step.name: step.relative_change or 0.0
+        for step in steps
+        if not step.cause.endswith((NO_LOSS_CAUSE, NOISE_CAUSE))
     }
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {format_change(losses[largest])}" if largest and losses[largest] < 0 else ""
@@ -332,6 +334,6 @@ def _make_step_bar(step: WaterfallStep) -> StackedBar:
     tflops, interval = step.tflops or 0.0, step.interval
     lost = max(0.0, (step.previous_tflops or 0.0) - tflops)
     parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_PART_NAME, lost)]
-    note = "" if step.change_share is None else format_change(step.change_share)
+    note = "" if step.relative_change is None else format_change(step.relative_change)
     ends = (interval.low, interval.high) if interval else None
     return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)

@@ -119,7 +119,7 @@ def drop_columns_to_fit(columns: Sequence[Column[Any]], rows: Sequence[Any], wid
 def format_main_csv(document: Document, width: int | None = None) -> str:
     """Return the main table of a document as CSV."""
     tables = document.make_records_by_key()
-    return format_csv(tables.get(document.main_key or next(iter(tables), ""), []))
+    return format_csv(tables.get(document.main_table_key or next(iter(tables), ""), []))
 
 
 def format_json(document: Document, width: int | None = None) -> str:

@@ -23,8 +23,8 @@ from mamf.report.document import (
     Lines,
     Table,
     describe_counted_work,
-    describe_end,
     describe_machine,
+    describe_run_end,
     format_percent,
     label_kernel,
     make_rate_column,
@@ -156,7 +156,7 @@ def describe_best_kernel_counts(best_kernels: Sequence[BestKernel]) -> str:
     return f"number of shapes that each kernel is best on: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
 
 
-def make_group_table(
+def make_ranking_table(
     rows: Sequence[Measurement],
     shares: ShareCalculator,
     get_speed_up: GetSpeedUp,
@@ -208,7 +208,7 @@ def make_group_tables(
     has_one_shape = len({(row.regime, row.problem, row.shape) for row in rows if not row.is_reference}) == 1
     has_group_per_shape = get_operation(operation).ranks_by_shape and (top is None or has_one_shape)
     for key, group in group_rows(rows, has_group_per_shape).items():
-        yield make_group_table(group, shares, get_speed_up, top, baselines.get(key), has_group_per_shape)
+        yield make_ranking_table(group, shares, get_speed_up, top, baselines.get(key), has_group_per_shape)
         yield Lines(describe_failures(group))
     if references := [row for row in rows if row.is_reference and row.operation == operation]:
         hidden = [replace(each, title="") for each in make_row_columns(references, shares, get_speed_up)]
@@ -228,7 +228,7 @@ _PHASES_BY_STEP_PART: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[Any, _RowsByPhase]]]:
+def _make_step_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[Any, _RowsByPhase]]]:
     """Return two columns: the time of a part of a step, and the half-width of its interval. The rows of the table are
     pairs of a step and its measured phases.
     """
@@ -250,7 +250,7 @@ def _make_part_columns(name: str, phases: Sequence[str]) -> list[Column[tuple[An
     ]
 
 
-def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
+def yield_step_part_blocks(rows: Sequence[Measurement]) -> Iterator[Block]:
     """Yield a table with the times of the forward pass, the backward pass and the optimizer, and a line that explains
     the columns. Each training step has a row. Yield nothing if no step has several measured phases.
     """
@@ -267,7 +267,7 @@ def make_part_table(rows: Sequence[Measurement]) -> Iterator[Block]:
         Column("kernel", "kernel", lambda each: each[0][0], is_left_aligned=True),
         Column("shape", "shape", lambda each: each[0][1], is_left_aligned=True),
         Column("regime", "regime", lambda each: each[0][2], drop_priority=3, is_left_aligned=True),
-        *(column for part in _PHASES_BY_STEP_PART.items() for column in _make_part_columns(*part)),
+        *(column for part in _PHASES_BY_STEP_PART.items() for column in _make_step_part_columns(*part)),
     ]
     yield Table(columns, with_several_phases, key="parts")
     yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
@@ -309,14 +309,14 @@ def make_kernels_document(
         answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
     for regime in dict.fromkeys(row.regime for row in rows):
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
-    end = describe_end(summary, left_noun="measurement" if confirmed_ceilings is None else "ceiling")
+    end = describe_run_end(summary, left_noun="measurement" if confirmed_ceilings is None else "ceiling")
     blocks: list[Block] = [
         Lines(head),
         *([make_ceiling_table(list(confirmed_ceilings.values()), header)] if confirmed_ceilings else []),
         *([make_best_kernel_table(best, shares, top)] if best else []),
         Lines([describe_best_kernel_counts(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),
-        *make_part_table(rows),
+        *yield_step_part_blocks(rows),
         Answer([*answers, *([] if answers or with_ceiling else ["no row was measured"]), end]),
     ]
     return Document(

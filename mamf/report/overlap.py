@@ -24,8 +24,8 @@ from mamf.report.document import (
     Lines,
     Table,
     describe_counted_work,
-    describe_end,
     describe_machine,
+    describe_run_end,
     format_four_digits,
     format_half_width,
     format_percent,
@@ -47,12 +47,12 @@ class OverlapPair:
     def matmul_row(self) -> Measurement:
         return self.rows[MATMUL_WORK, False]
 
-    def compute_kept_rate_share(self, timed_work: str) -> float:
+    def compute_share_of_rate_kept(self, timed_work: str) -> float:
         """Return the rate of the work ``timed_work`` while both run, divided by its rate alone."""
         return self.rows[timed_work, False].best_rate / self.rows[timed_work, True].best_rate
 
     def compute_relative_half_width(self, timed_work: str) -> float:
-        """Return the relative half-width of the interval of ``compute_kept_rate_share``: 0.01 means +-1 %."""
+        """Return the relative half-width of the interval of ``compute_share_of_rate_kept``: 0.01 means +-1 %."""
         return math.hypot(*(self.rows[timed_work, alone].relative_half_width for alone in (False, True)))
 
     def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
@@ -94,20 +94,20 @@ def find_complete_pairs(rows: Iterable[Measurement]) -> list[OverlapPair]:
     return [OverlapPair(pair) for pair in pairs if len(pair) == 4]
 
 
-def compute_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
+def format_kept_rate_ranges(rows: Iterable[Measurement]) -> dict[str, str]:
     """Divide each rate while both run by the rate of the same work alone. Return the lowest and the highest percentage
     of all pairs as text, for the matmul and for the other work.
     """
     pairs, ranges = find_complete_pairs(rows), {}
     for timed, name in ((MATMUL_WORK, "matmul"), (OTHER_WORK, "other work")) if pairs else ():
-        shares = [pair.compute_kept_rate_share(timed) for pair in pairs]
+        shares = [pair.compute_share_of_rate_kept(timed) for pair in pairs]
         ranges[name] = " to ".join(dict.fromkeys((format_percent(min(shares)), format_percent(max(shares)))))
     return ranges
 
 
 def describe_kept_rate_ranges(rows: Iterable[Measurement]) -> list[str]:
-    """Return a line with the percentages from ``compute_kept_rate_ranges``; no line if no pair is complete."""
-    texts = [f"{name} keeps {shares} % of its rate" for name, shares in compute_kept_rate_ranges(rows).items()]
+    """Return a line with the percentages from ``format_kept_rate_ranges``; no line if no pair is complete."""
+    texts = [f"{name} keeps {shares} % of its rate" for name, shares in format_kept_rate_ranges(rows).items()]
     return [f"while both run, {' and '.join(texts)}"] if texts else []
 
 
@@ -145,7 +145,7 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
                 *(make_rate_key(f"{timed}_{name}", unit), title, make_rate_reader(timed, alone, factor)),
                 *(format_four_digits, drop_priority if alone else drop_priority + 1),
             )
-        read_kept_share = partial(OverlapPair.compute_kept_rate_share, timed_work=timed)
+        read_kept_share = partial(OverlapPair.compute_share_of_rate_kept, timed_work=timed)
         kept_title = "kept %" if timed == MATMUL_WORK else "other kept %"
         yield Column(f"{timed}_kept", kept_title, read_kept_share, format_percent)
         read_half_width = partial(OverlapPair.compute_relative_half_width, timed_work=timed)
@@ -178,7 +178,7 @@ def make_overlap_document(
                 [
                     *(describe_predicted_steps(pairs, *step) if step else ()),
                     *describe_kept_rate_ranges(rows),
-                    describe_end(summary),
+                    describe_run_end(summary),
                 ]
             ),
         ],
@@ -208,7 +208,7 @@ def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     blocks = f", {pair.matmul_row.problem.blocks} blocks" if pair.matmul_row.problem.blocks else ""
     group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size_text}"
     for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.work_names[1], "other work")):
-        kept_percent, half_width = 100 * pair.compute_kept_rate_share(timed), pair.compute_relative_half_width(timed)
+        kept_percent, half_width = 100 * pair.compute_share_of_rate_kept(timed), pair.compute_relative_half_width(timed)
         half_width *= half_width <= MAX_KNOWN_HALF_WIDTH  # draw no unknown interval
         point = RangePoint(kept_percent, kept_percent * (1 - half_width), kept_percent * (1 + half_width))
         yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

@@ -24,7 +24,7 @@ from mamf.report.charts.picture import (
     COLORS,
     PLAIN_TEXT_SETTINGS,
     TOOLTIPS_BY_ARTIST,
-    DrawnPanel,
+    DrawablePanel,
     Picture,
     escape_invisible_texts,
     freeze_layout,
@@ -221,7 +221,7 @@ def make_picture_template_values(picture: Picture) -> dict[str, Any]:
     return {**texts, "pictures": pictures, "legend": legend, "notes": shown.all_notes}
 
 
-def _draw_svg(panel: DrawnPanel, id_salt: str) -> str:
+def _draw_svg(panel: DrawablePanel, id_salt: str) -> str:
     """Draw a panel as an SVG element. ``id_salt``: a string that makes the ids in this SVG differ from those of other
     pictures on the page.
     """

@@ -31,7 +31,7 @@ from mamf.report.charts.picture import (
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
     TOOLTIPS_BY_ARTIST,
-    DrawnPanel,
+    DrawablePanel,
     LegendEntries,
     Picture,
     choose_styles,
@@ -148,7 +148,7 @@ def make_roofline_document(
         Answer(list(describe_roofline_result(roofs, best_first))),
     ]
     return Document(
-        f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main_key="rows" if points else "roofs"
+        f"Roofs of {roofs.device}", blocks, {"device": roofs.device}, main_table_key="rows" if points else "roofs"
     )
 
 
@@ -273,7 +273,7 @@ _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.
 
 
 @dataclass(frozen=True)
-class RoofLine:
+class CeilingLine:
     """The line of a ceiling in the chart: flat for the compute ceiling of a dtype, rising for the bandwidth of a memory
     level.
     """
@@ -301,16 +301,16 @@ class RooflineMarker:
 
 @dataclass(frozen=True)
 class RooflineChart(Picture):
-    lines: tuple[RoofLine, ...]
+    lines: tuple[CeilingLine, ...]
     markers: tuple[RooflineMarker, ...]
     x_limits: tuple[float, float]
 
     height_inches = 8.0
 
-    def make_panel_rows(self) -> list[list[DrawnPanel]]:
+    def make_panel_rows(self) -> list[list[DrawablePanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
         draw = functools.partial(_draw_roofline, chart=self)
-        return [[DrawnPanel(described, draw, size_inches=(PANEL_WIDTH_INCHES, _PAGE_HEIGHT_INCHES))]]
+        return [[DrawablePanel(described, draw, size_inches=(PANEL_WIDTH_INCHES, _PAGE_HEIGHT_INCHES))]]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(marker.kernel for marker in self.markers)
@@ -349,7 +349,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RooflinePoint], header: M
     )
 
 
-def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[RoofLine]:
+def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[CeilingLine]:
     left, right = x_limits
     # The rates of the rising ceilings that were added so far. A new ceiling gets no label if its rate is close to one
     # of them.
@@ -370,10 +370,10 @@ def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[R
             earlier_rates.append(rate)
             label = "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
             ends_at = max(compute.values()) / rate if compute else right
-            yield RoofLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
+            yield CeilingLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
-            yield RoofLine(
+            yield CeilingLine(
                 f"{dtype} {rate:.4g} TFLOPS, {regime}", (begins_at, rate), (right, rate), regime == SUSTAINED
             )
 
@@ -459,7 +459,7 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
         write_label(marker.series, (x, y), (x + _LABEL_DISTANCE_SHARE, y), "left")
 
 
-def _write_along_line(axes: Axes, line: RoofLine) -> None:
+def _write_along_line(axes: Axes, line: CeilingLine) -> None:
     (start, _), (end, height) = line.start, line.end
     x, slope = (
         start * (end / start) ** (_SUSTAINED_LABEL_POSITION if line.is_sustained else _BURST_LABEL_POSITION),

@@ -204,7 +204,7 @@ def select_ranked_rows(rows: Iterable[Measurement]) -> list[Measurement]:
     return rank_rows(row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
 
 
-def rank_by_regime(rows: Iterable[Measurement]) -> dict[str, list[Measurement]]:
+def rank_rows_by_regime(rows: Iterable[Measurement]) -> dict[str, list[Measurement]]:
     """Return the rows of each regime that have a rate, best first. The regimes are in the order in which the run
     measured them.
     """
@@ -218,7 +218,7 @@ def make_summary_record(rows: Sequence[Measurement], end: RunEnd) -> dict[str, A
     """Return the last record of the log of a sweep: how it ended, the best row of each regime, and the means of the
     rates of all shapes. Rates of several devices are scaled to the first device of the run.
     """
-    ranked_by_regime = rank_by_regime(rows)
+    ranked_by_regime = rank_rows_by_regime(rows)
     rates = {regime: [row.comparable_rate for row in ranked] for regime, ranked in ranked_by_regime.items()}
     return {
         **end.make_summary(len(select_ranked_rows(rows))),
@@ -285,7 +285,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
     conditions, may_be_ceiling = best.conditions, get_operation(best.operation).may_be_ceiling
     info = DeviceInfo(**shares.header["device"])
     details = [
-        shares.describe_peak_share(best),
+        shares.describe_share_of_peak(best),
         shares.describe_share(best),
         describe_clock(conditions),
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",

@@ -169,7 +169,7 @@ class ShareCalculator:
     known_ceilings: RatesByDtypeAndRegime = field(default_factory=dict)
     roofs: Roofs | None = None
 
-    def compute_peak_share(self, row: Measurement) -> float | None:
+    def compute_share_of_peak(self, row: Measurement) -> float | None:
         return divide_by_peak(row.best_rate, row.problem, self.header) if row.ok else None
 
     def compute_row_mamfu(self, row: Measurement) -> float | None:
@@ -233,7 +233,7 @@ class ShareCalculator:
             Column("bound_by", "bound by", bound, drop_priority=3, is_left_aligned=True),
         ]
         return [
-            Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_peak_share, format_percent, 2),
+            Column("share_of_peak", "MFU" if is_model else "% peak", self.compute_share_of_peak, format_percent, 2),
             Column("ceiling_tflops", "", self.find_ceiling_tflops),
             Column("mbu", "MBU", self.compute_row_mbu, format_percent, 1),
             Column("mamfu", "MAMFU", self.compute_row_mamfu, format_percent, 1),
@@ -309,7 +309,7 @@ class ShareCalculator:
             *(describe_missing_roofs(without_share, self.roofs) if self.roofs is not None else ()),
         ]
 
-    def describe_peak_share(self, row: Measurement) -> str:
+    def describe_share_of_peak(self, row: Measurement) -> str:
         """Return the rate of a row as a share of the datasheet's peak, with the source of the peak. Return an empty
         string if no peak is known.
         """

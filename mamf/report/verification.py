@@ -29,8 +29,8 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    describe_end,
     describe_machine,
+    describe_run_end,
     format_any_value,
     format_count,
     label_kernel,
@@ -79,7 +79,7 @@ def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[flo
     ``wrong_count`` of ``checked_count`` results were wrong.
     """
 
-    def find_share_with_probability(probability: float, count: int) -> float:
+    def find_wrong_share_with_probability(probability: float, count: int) -> float:
         """Find the share of wrong results at which ``count`` or fewer results are wrong with this ``probability``."""
         low, high = 0.0, 1.0
         while high - low > 1e-9:
@@ -92,8 +92,8 @@ def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[flo
         return low
 
     return (
-        find_share_with_probability(0.975, wrong_count - 1) if wrong_count else 0.0,
-        find_share_with_probability(0.025, wrong_count) if wrong_count < checked_count else 1.0,
+        find_wrong_share_with_probability(0.975, wrong_count - 1) if wrong_count else 0.0,
+        find_wrong_share_with_probability(0.025, wrong_count) if wrong_count < checked_count else 1.0,
     )
 
 
@@ -194,7 +194,9 @@ def make_verification_document(log: RunLog) -> Document:
             "compared with",
         ),
         Lines(describe_failures(row for row in rows if row.status != WRONG_STATUS), "without a verdict"),
-        Lines([f"{describe_end(log.summary, has_count=False)}{'; --resume verifies more' if is_interrupted else ''}"]),
+        Lines(
+            [f"{describe_run_end(log.summary, has_count=False)}{'; --resume verifies more' if is_interrupted else ''}"]
+        ),
         Answer([*_describe_wrong_rows(log), *yield_verdict_lines(rows, is_interrupted)]),
     ]
     return Document("Verification", blocks, {"header": log.header, "summary": log.summary})
@@ -213,7 +215,7 @@ def _describe_throttling(rows: MeasuredRows) -> str:
     return ", ".join(f"{reason} in {count}" for reason, count in reasons.most_common())
 
 
-def _get_error_share(row: Measurement) -> float:
+def _get_error_share_of_bound(row: Measurement) -> float:
     return (row.relative_error or 0.0) / (float(row.details.get(ERROR_BOUND_KEY, 0.0)) or 1.0)
 
 
@@ -221,7 +223,7 @@ def _find_worst_row(rows: MeasuredRows) -> Measurement | None:
     """Return the row whose error is closest to its bound among the rows with a right result, or None if no row has a
     right result.
     """
-    return max((row for row in rows if row.ok), key=_get_error_share, default=None)
+    return max((row for row in rows if row.ok), key=_get_error_share_of_bound, default=None)
 
 
 def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]:
@@ -254,7 +256,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         Column(
             "share_of_bound",
             "of bound",
-            lambda rows: (it := _find_worst_row(rows)) and _get_error_share(it),
+            lambda rows: (it := _find_worst_row(rows)) and _get_error_share_of_bound(it),
             "{:.0%}".format,
             4,
         ),

@@ -58,7 +58,7 @@ class Physics:
 
     - ``compute_units``, ``flop_per_cycle_per_unit``: the number of compute units, and the peak rate of each unit.
     - ``matmul_peak_share``: share of the peak rate that the fastest matmul reaches.
-    - ``boost_hz``, ``capped_hz``: the clock while power is below the power limit, and while it is at the limit.
+    - ``boost_clock_hz``, ``capped_clock_hz``: the clock while power is below the power limit, and at the limit.
     - ``idle_watts``, ``memory_transfer_watts``, ``boost_watts``: power while idle, while memory is read or written, and
       while a matmul runs at the maximum clock.
     - ``power_averaging_seconds``: time constant of the mean power. The clock drops when this mean reaches the limit.
@@ -77,14 +77,14 @@ class Physics:
     - ``queue_capacity``: the number of launches that the host can queue before it must wait for the device.
     - ``nonzero_data_slowdown``: relative increase of the time of a matmul if its operands are not zeros.
     - ``memory_bandwidth``, ``memory_bytes``, ``cache_bytes``: bandwidth and size of the memory, and size of the cache.
-    - ``cached_saving_share``: relative reduction of the time of a launch if its operands are still in the cache.
+    - ``cached_time_saving_share``: relative reduction of the time of a launch if its operands are still in the cache.
     - ``cache_bandwidth``: bandwidth of arrays that the previous launch left in the cache; None if it equals
       ``memory_bandwidth``.
     - ``link_bandwidth``: bandwidth between devices.
-    - ``rested_saving_share``: relative reduction of the time of launches for ``rested_saving_seconds`` after the device
-      was idle for ``rested_after_seconds``.
+    - ``rested_time_saving_share``: relative reduction of the time of launches for ``rested_effect_seconds`` after the
+      device was idle for ``min_rest_seconds``.
     - ``waking_time_factor``: factor by which launches take longer for ``waking_seconds`` after the device was idle for
-      ``asleep_after_seconds``.
+      ``sleep_delay_seconds``.
 
     Noise and faults:
 
@@ -103,8 +103,8 @@ class Physics:
     compute_units: int = 132
     flop_per_cycle_per_unit: int = 4096
     matmul_peak_share: float = 0.795
-    boost_hz: float = 1980e6
-    capped_hz: float = 1690e6
+    boost_clock_hz: float = 1980e6
+    capped_clock_hz: float = 1690e6
     idle_watts: float = 110.0
     memory_transfer_watts: float = 350.0
     boost_watts: float = 950.0
@@ -115,15 +115,15 @@ class Physics:
     launch_noise: float = 0.001
     memory_bandwidth: float = 3e12
     cache_bytes: int = 50 * MIB
-    cached_saving_share: float = 0.02
+    cached_time_saving_share: float = 0.02
     memory_bytes: int = 80 * 10**9
     host_launch_seconds: float = 20e-6
     queue_capacity: int = 1024
     intervals_per_glitch: int = 0
     timer_overhead_seconds: float = 3.7e-6
-    rested_saving_share: float = 0.01
-    rested_after_seconds: float = 0.15
-    rested_saving_seconds: float = 0.3
+    rested_time_saving_share: float = 0.01
+    min_rest_seconds: float = 0.15
+    rested_effect_seconds: float = 0.3
     boost_variation: TimeVariation | None = None
     capped_variation: TimeVariation | None = None
     nonzero_data_slowdown: float = 0.0
@@ -135,7 +135,7 @@ class Physics:
     link_bandwidth: float = 400e9
     waking_time_factor: float = 1.0
     waking_seconds: float = 0.0
-    asleep_after_seconds: float = 0.005
+    sleep_delay_seconds: float = 0.005
     cache_bandwidth: float | None = None
     energy_update_seconds: float = 0.0
     true_clock_share: float | None = 0.83
@@ -259,7 +259,7 @@ class SimulatedBackend(Backend):
             compute_units=self.device_physics.compute_units,
             memory_bytes=self.device_physics.memory_bytes,
             cache_bytes=self.device_physics.cache_bytes,
-            max_clock_hz=self.device_physics.boost_hz,
+            max_clock_hz=self.device_physics.boost_clock_hz,
             power_limit_watts=self.device_physics.power_limit_watts,
         )
 
@@ -267,7 +267,7 @@ class SimulatedBackend(Backend):
 
     @property
     def clock_hz(self) -> float:
-        clock = self.device_physics.capped_hz if self.is_capped else self.device_physics.boost_hz
+        clock = self.device_physics.capped_clock_hz if self.is_capped else self.device_physics.boost_clock_hz
         clock /= 2 if self.is_throttled else 1
         return clock * (1 - self.device_physics.hot_clock_loss_share * self.heat_share)
 
@@ -418,10 +418,10 @@ class SimulatedBackend(Backend):
         if on_launch is not None:
             on_launch(self.launch_count)
         if self.cached_operands_key == operands_key:
-            work_amount *= 1 - self.device_physics.cached_saving_share
+            work_amount *= 1 - self.device_physics.cached_time_saving_share
         self.cached_operands_key = operands_key
         if self.device_time < self.rested_end_time:
-            work_amount *= 1 - self.device_physics.rested_saving_share
+            work_amount *= 1 - self.device_physics.rested_time_saving_share
         if self.device_time < self.fully_awake_time:
             work_amount *= self.device_physics.waking_time_factor
         noise = self.random.gauss(1, self.device_physics.launch_noise)
@@ -431,10 +431,10 @@ class SimulatedBackend(Backend):
         idle = target_time - self.device_time
         if idle <= 0:
             return self.device_time
-        if idle > self.device_physics.asleep_after_seconds:
+        if idle > self.device_physics.sleep_delay_seconds:
             self.fully_awake_time = target_time + self.device_physics.waking_seconds
-        if idle > self.device_physics.rested_after_seconds:
-            self.rested_end_time = target_time + self.device_physics.rested_saving_seconds
+        if idle > self.device_physics.min_rest_seconds:
+            self.rested_end_time = target_time + self.device_physics.rested_effect_seconds
         self._add_energy(idle, self.device_physics.idle_watts)
         self.cycle_counter += idle * self.clock_hz
         return target_time

@@ -311,8 +311,8 @@ def simulate_accelerator(monkeypatch, calls):
     def load():
         module.clock += 30.0
 
-    reference_load = kind._make_load_function
-    monkeypatch.setattr(kind, "_make_load_function", lambda self: load)
+    reference_load = kind._make_busy_work_function
+    monkeypatch.setattr(kind, "_make_busy_work_function", lambda self: load)
     # Events advance the clock by themselves; the host reads it after them.
     monkeypatch.setattr(kind, "now", lambda self: module.clock * 1e-3 + time.perf_counter() * 1e-9)
     return SimpleNamespace(kind=kind, torch=simulated, module=module, own=own, reference_load=reference_load)

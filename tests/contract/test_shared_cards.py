@@ -131,7 +131,7 @@ def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_l
 def partition(rocm, monkeypatch, tmp_path):
     """Sets the compute partition in the kernel's file of the card; what the tests of ROCm warn of is in order."""
     adapter = sys.modules[rocm.kind.__module__]
-    monkeypatch.setitem(adapter.find_partition.__globals__, "_PCI_DEVICES_FOLDER", tmp_path)
+    monkeypatch.setitem(adapter.find_amd_partition.__globals__, "_PCI_DEVICES_FOLDER", tmp_path)
     monkeypatch.setattr(adapter, "_NUMA_BALANCING_FILE", tmp_path / "none")
     monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", "1")
     folder = tmp_path / "0000:0c:00.0"

@@ -75,7 +75,7 @@ def test_bytes_are_each_operand_once():
 
 
 def ceiling_of(backend, regime="burst", tflops=None, **fields):
-    clock = backend.device_physics.boost_hz if regime == "burst" else backend.device_physics.capped_hz
+    clock = backend.device_physics.boost_clock_hz if regime == "burst" else backend.device_physics.capped_clock_hz
     true = REFERENCE.flop / backend.compute_matmul_cycles(REFERENCE) * clock / 1e12
     own = {"device": backend.info.name, "uuid_hash": None, "problem": MatmulProblem(), "kernel": "simulated.mm"}
     figure = tflops or true

@@ -25,7 +25,7 @@ def measured(physics=None, **options):
 @pytest.mark.parametrize("true_clock", [0.83, 0.9, 1.0])
 def test_the_clock_of_a_launch_is_the_devices_own(regime, true_clock):
     physics = replace(Physics(), true_clock_share=true_clock, hot_clock_loss_share=0.0)
-    requested = physics.boost_hz if regime == "burst" else physics.capped_hz
+    requested = physics.boost_clock_hz if regime == "burst" else physics.capped_clock_hz
     for row in measured(physics, regime=regime, clock="all"):
         assert row.conditions.true_clock_hz == pytest.approx(true_clock * requested, rel=0.005)
         rate = 132 * 4096 * row.conditions.true_clock_hz

@@ -115,7 +115,7 @@ def test_csv_and_json_have_all_rows_and_columns_with_full_precision():
     assert content["measurements"][0]["watts"] is None
     read = list(csv.DictReader(io.StringIO(shown("csv", *blocks))))
     assert [float(row["rate_mean_tflops"]) for row in read] == [420.63, 6.0, 1.5]
-    assert shown("csv", *blocks, main_key="ceilings") == "kernel\nfast_one\n"
+    assert shown("csv", *blocks, main_table_key="ceilings") == "kernel\nfast_one\n"
 
 
 def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():

@@ -69,7 +69,7 @@ def with_clock(measured, true_clock_hz):
 def test_the_way_down_from_an_h200s_datasheet():
     steps = make_waterfall_steps(ROWS, H200)
     assert [round(step.tflops) for step in steps] == [989, 1071, 940, 862, 707]
-    assert [round(100 * step.change_share) for step in steps[1:]] == [8, -12, -8, -18]
+    assert [round(100 * step.relative_change) for step in steps[1:]] == [8, -12, -8, -18]
     assert [step.cause for step in steps] == [
         "dense bf16 of H200 SXM, at 1830 MHz",
         "132 units x 4096 FLOP x 1980 MHz that the driver requests, more than the datasheet's clock",

@@ -205,7 +205,7 @@ def found(find):
 def highest(physics=PHYSICS, longest_k=SIZES[-1]):
     """TFLOPS of full waves and the longest K: no shape of the simulated device is faster."""
     flop_per_cycle = physics.compute_units * physics.flop_per_cycle_per_unit * physics.matmul_peak_share
-    return flop_per_cycle * physics.boost_hz * longest_k / (longest_k + 200) / 1e12
+    return flop_per_cycle * physics.boost_clock_hz * longest_k / (longest_k + 200) / 1e12
 
 
 def confirmations(rows, regime="burst"):
@@ -237,7 +237,7 @@ def both(few_shapes):
 def test_the_sustained_ceiling_is_that_of_the_power_limit(both):
     find, rows = both
     ceiling = find.ceilings["sustained"]
-    assert ceiling.tflops == pytest.approx(highest() * PHYSICS.capped_hz / PHYSICS.boost_hz, rel=0.005)
+    assert ceiling.tflops == pytest.approx(highest() * PHYSICS.capped_clock_hz / PHYSICS.boost_clock_hz, rel=0.005)
     assert ceiling.joules_per_tflop == pytest.approx(PHYSICS.power_limit_watts / ceiling.tflops, rel=0.01)
     assert "power cap" in ceiling.conditions.throttle_reasons
     assert next(row.phase for row in rows if row.regime == "sustained") == "visit"
@@ -782,7 +782,7 @@ class ChipKernel(SimulatedMatmul):
 
     def make_launch_function(self, device, problem, shape):
         seconds = shape.flop / self.chip.tflops(shape) / 1e12
-        return lambda key: device.launch_compute(seconds * device.device_physics.boost_hz, key)
+        return lambda key: device.launch_compute(seconds * device.device_physics.boost_clock_hz, key)
 
 
 @pytest.mark.parametrize(

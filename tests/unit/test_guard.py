@@ -226,7 +226,7 @@ def test_a_baseline_of_cycles_holds_on_another_card(guard, run, monkeypatch):
     path.write_text(f'by = "cycles"\ntolerance = 0.05\n{FILE}')
     baseline = guard.folder / "baseline.jsonl"
     baseline.write_text(baseline.read_text().replace("Simulated H100", "Simulated H200"))
-    slower = replace(RESTLESS, boost_hz=0.9 * RESTLESS.boost_hz)
+    slower = replace(RESTLESS, boost_clock_hz=0.9 * RESTLESS.boost_clock_hz)
     monkeypatch.setattr(SimulatedBackend, "physics", slower)
     code, out, _ = guard()
     assert code == 0 and "cycles in percent" in out

@@ -11,7 +11,7 @@ from mamf.report.charts.bars import RangeChart, RangePoint, RangeRow, StackedBar
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.charts.picture import draw_figure
 from mamf.report.page import make_picture_template_values
-from mamf.report.roofline import RoofLine, RooflineChart, RooflineMarker
+from mamf.report.roofline import CeilingLine, RooflineChart, RooflineMarker
 
 LINE = Line("torch.mm", (Point(1, 800, 790, 810), Point(2, 850, 840, 860)))
 LINES = Chart(
@@ -36,7 +36,7 @@ STEPS = StackedChart(
 ROOFS = RooflineChart(
     "t",
     "",
-    (RoofLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
+    (CeilingLine("bfloat16 800 TFLOPS", (100, 800), (1000, 800), False),),
     (RooflineMarker("8x8x8", "torch.mm", (200, 700)), RooflineMarker("k", "flex", (900, 90))),
     (10, 1000),
 )

@@ -26,7 +26,9 @@ GPT2 = SimpleNamespace(
 def card():
     """Without noise: a step takes what it is told to take."""
     return SimulatedBackend(
-        physics=replace(SimulatedBackend.physics, launch_noise=0.0, hot_clock_loss_share=0.0, rested_saving_share=0.0)
+        physics=replace(
+            SimulatedBackend.physics, launch_noise=0.0, hot_clock_loss_share=0.0, rested_time_saving_share=0.0
+        )
     )
 
 

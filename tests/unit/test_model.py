@@ -13,7 +13,7 @@ from mamf.errors import UnknownNameError, UsageError
 from mamf.operation import MeasurementRequest, Preset
 from mamf.operations.model.operation import FIELDS_BY_MODEL_SIZE, TRAINING_PHASES, ModelProblem, ModelShape
 from mamf.plugins.discovery import make_kernel, make_operation
-from mamf.report.kernels import make_part_table
+from mamf.report.kernels import yield_step_part_blocks
 from mamf.testing import SimulatedModel
 
 SHAPE = ModelShape(8, 1024)
@@ -126,7 +126,7 @@ def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
 
 def test_backward_and_optimizer_are_differences_with_intervals(backend):
     rows = [measured(backend, ModelProblem(phase=phase), SHAPE, SustainedRegime) for phase in TRAINING_PHASES]
-    table, _ = make_part_table(rows)
+    table, _ = yield_step_part_blocks(rows)
     ((step, phases),) = table.rows
     read = {column.name: column.read_value((step, phases)) for column in table.columns}
     forward, both, whole = (1e3 * row.seconds for row in rows)
@@ -135,7 +135,7 @@ def test_backward_and_optimizer_are_differences_with_intervals(backend):
     assert read["optimizer_ms"] == pytest.approx(whole - both)
     widths = [1e3 * row.seconds * row.relative_half_width for row in rows[:2]]
     assert read["backward_half_width_ms"] == pytest.approx(math.hypot(*widths))
-    assert list(make_part_table(rows[:1])) == []
+    assert list(yield_step_part_blocks(rows[:1])) == []
 
 
 class CompiledLate(SimulatedModel):

@@ -33,7 +33,7 @@ from mamf.testing import Physics
 HEALTHY = [{"matmul_peak_share": 0.795 * factor} for factor in (1.0, 0.99, 1.01)]
 FAULTY = {
     "a third of the speed": ({"matmul_peak_share": 0.265}, CRITICAL, "burst and sustained, 6"),
-    "slow only when sustained": ({"capped_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
+    "slow only when sustained": ({"capped_clock_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
     "throttled half of the time": ({"throttled_time_share": 0.5}, CRITICAL, "by hardware thermal slowdown"),
 }
 
@@ -73,7 +73,9 @@ def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
     assert len(devices) == len(run.devices) == len(HEALTHY)
     for device in devices:
         assert {BURST, SUSTAINED, "copy", "read", "to_device", "to_host", "to_peer"} <= set(device.figures)
-        assert device.conditions.clock_hz == pytest.approx(Physics().capped_hz, rel=0.01), "of sustained, not of burst"
+        assert device.conditions.clock_hz == pytest.approx(Physics().capped_clock_hz, rel=0.01), (
+            "of sustained, not of burst"
+        )
         logs = [make_log_path(healthy, device.index, part) for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS)]
         assert all(read_run_log(log).tier == "complete" for log in logs)
 

@@ -59,7 +59,9 @@ def test_burst_gives_the_boost_figure_whatever_ran_before(shape, before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(BurstRegime, backend), shape)
-    assert row.compute_rate("median") == pytest.approx(rate(backend, shape, backend.device_physics.boost_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(
+        rate(backend, shape, backend.device_physics.boost_clock_hz), rel=0.003
+    )
     assert row.conditions.throttle_reasons == ()
 
 
@@ -68,7 +70,9 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     backend = SimulatedBackend()
     disturb(backend, before)
     row = take(started(SustainedRegime, backend))
-    assert row.compute_rate("median") == pytest.approx(rate(backend, FAT, backend.device_physics.capped_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(
+        rate(backend, FAT, backend.device_physics.capped_clock_hz), rel=0.003
+    )
     assert row.conditions.throttle_reasons == ("power cap",)
     assert row.conditions.watts == pytest.approx(backend.device_physics.power_limit_watts, rel=0.01)
     assert row.launch_count * row.seconds >= SustainedRegime.min_visit_seconds, (
@@ -82,7 +86,7 @@ def test_long_launches_do_not_throttle_themselves():
     row = take(started(BurstRegime, backend), HUGE)
     assert row.seconds > 0.3 * backend.burst_traits.train_seconds
     assert row.conditions.throttle_reasons == ()
-    assert row.compute_rate("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_hz), rel=0.003)
+    assert row.compute_rate("slowest") == pytest.approx(rate(backend, HUGE, QUIET.boost_clock_hz), rel=0.003)
 
 
 class HeldBack(SimulatedSensors):
@@ -123,11 +127,13 @@ def test_a_device_that_is_always_held_back_is_measured_as_it_is():
 
 
 def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3, host_launch_seconds=25e-6))
+    backend = SimulatedBackend(
+        physics=dataclasses.replace(QUIET, cached_time_saving_share=0.3, host_launch_seconds=25e-6)
+    )
     tiny = MatmulShape(256, 512, 512)
     row = take(started(BurstRegime, backend), tiny)
     # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
-    assert row.compute_rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_clock_hz), rel=0.003)
 
 
 class SlowToLaunch(SimulatedMatmul):
@@ -161,12 +167,12 @@ def test_burst_takes_the_timers_own_share_off_every_sample():
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, timer_overhead_seconds=10e-6))
     row = take(started(BurstRegime, backend), SMALL)
     assert row.timer_overhead_seconds == 10e-6
-    assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_clock_hz), rel=0.003)
 
 
 def test_burst_warms_in_a_device_that_was_idle_and_only_that():
     """A rested device is faster for a while: the first shape must not profit from it."""
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_saving_share=0.05))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_time_saving_share=0.05))
     regime = started(BurstRegime, backend)
     durations = []
     for pause in (0.0, 0.0, 1.0):
@@ -174,15 +180,15 @@ def test_burst_warms_in_a_device_that_was_idle_and_only_that():
         begun = backend.now()
         row = take(regime, SMALL)
         durations.append(backend.now() - begun)
-        assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_hz), rel=0.003)
+        assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.boost_clock_hz), rel=0.003)
     warm_in = backend.burst_traits.warm_in_seconds
     assert min(durations[0], durations[2]) > warm_in > durations[1]
 
 
 def test_sustained_rotates_operands_past_twice_the_cache():
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.3))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_time_saving_share=0.3))
     row = take(started(SustainedRegime, backend), SMALL)
-    assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_hz), rel=0.003)
+    assert row.compute_rate("median") == pytest.approx(rate(backend, SMALL, QUIET.capped_clock_hz), rel=0.003)
 
 
 @given(st.integers(16, 8192), st.integers(16, 8192), st.integers(1, 10**9))
@@ -390,6 +396,6 @@ def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
 
 def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
     """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
-    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_saving_share=0.6))
+    backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_time_saving_share=0.6))
     row = take(started(BurstRegime, backend, must_flush_cache=False), SMALL)
     assert row.compute_rate("slowest") == pytest.approx(row.compute_rate("fastest"), rel=0.01)

@@ -42,7 +42,7 @@ RESTLESS = replace(
     Physics(),
     boost_variation=TimeVariation(0.0, BOOST.run),
     capped_variation=TimeVariation(0.0, CAPPED.run),
-    rested_saving_share=0.0,
+    rested_time_saving_share=0.0,
 )
 
 
@@ -149,7 +149,7 @@ def coverage(rows):
 
 def test_burst_intervals_contain_the_next_of_1000_runs():
     """Launches that hardly scatter: of few samples the error within a visit is taken as too large."""
-    seconds = SHAPE.flop / rate(Physics().boost_hz) / 1e12
+    seconds = SHAPE.flop / rate(Physics().boost_clock_hz) / 1e12
     of_runs = TimeVariation(0.0, math.hypot(BOOST.run, BOOST.launch_seconds / seconds))
     rows = list(rows_of_runs(BurstRegime, 1001, replace(RESTLESS, boost_variation=of_runs, launch_noise=0.0001)))
     assert 0.94 <= coverage(rows) <= 0.965
@@ -165,7 +165,7 @@ def test_sustained_intervals_contain_the_next_run():
 def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
     physics = replace(RESTLESS, clock_alternation_share=0.03, capped_variation=None)
     row = row_of(SustainedRegime, physics=physics)
-    hot = Physics().capped_hz * (1 - Physics().hot_clock_loss_share)
+    hot = Physics().capped_clock_hz * (1 - Physics().hot_clock_loss_share)
     assert row.compute_rate("mean") == pytest.approx(rate(hot), rel=0.002)
     assert row.best_rate == row.compute_rate("mean")
     assert any("alternated between" in remark for remark in row.remarks)

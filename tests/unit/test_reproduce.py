@@ -98,7 +98,7 @@ def test_an_equal_card_reproduces_a_log_and_show_says_the_same(run, sweep):
 @pytest.mark.parametrize(("share", "code", "verdict"), [(0.97, 3, "slower by more than 2 %"), (1.03, 0, "faster")])
 def test_a_card_that_is_3_percent_off_is_found(run, sweep, world, share, code, verdict):
     sweep()
-    world(boost_hz=Physics.boost_hz * share)
+    world(boost_clock_hz=Physics.boost_clock_hz * share)
     found, out, _ = reproduced(run, "sweep.jsonl")
     assert (found, f"\n{verdict}: burst" in out) == (code, True)
     assert f"clock in burst 1980 MHz against {1980 * share:.0f} MHz" in out
@@ -147,13 +147,13 @@ def test_a_slower_clock_of_another_card_reproduces_the_cycles_and_others_do_not(
     path = Path(sweep("--clock", "all"))
     text = path.read_text().replace("Simulated H100", "Simulated H200")
     path.write_text(text)
-    world(boost_hz=Physics.boost_hz * 0.9)
+    world(boost_clock_hz=Physics.boost_clock_hz * 0.9)
     code, out, _ = reproduced(run, "sweep.jsonl")
     assert code == 0
     assert "\nreproduced, on another device: burst" in out
     assert re.search(r"7\d\d.\d TFLOPS here; (\d\d.\d) % of the units' cycles claimed, (\d\d.\d) % here: ", out)
     assert "here/claimed compares the shares of cycles that" in out
-    world(boost_hz=Physics.boost_hz * 0.9, matmul_peak_share=Physics.matmul_peak_share * 0.9)
+    world(boost_clock_hz=Physics.boost_clock_hz * 0.9, matmul_peak_share=Physics.matmul_peak_share * 0.9)
     code, out, _ = run("reproduce", "sweep.jsonl", *DEVICE, "--output", "wasteful.jsonl")
     assert (code, "\nslower by more than 2 %, on another device: burst" in out) == (3, True)
     assert out.splitlines()[-2] in run("show", "wasteful.jsonl")[1]
@@ -191,7 +191,7 @@ def test_the_ceilings_of_a_find_are_claimed(find_records, tmp_path):
 
 def test_the_best_of_many_rows_needs_a_larger_loss_to_be_called_slower(run, sweep, world):
     sweep()
-    world(boost_hz=Physics.boost_hz * 0.988)
+    world(boost_clock_hz=Physics.boost_clock_hz * 0.988)
     reproduced(run, "sweep.jsonl")
     log = read_run_log("here.jsonl")
     verdicts = [

@@ -38,8 +38,8 @@ from mamf.report.document import (
     Document,
     Lines,
     Table,
-    describe_end,
     describe_machine,
+    describe_run_end,
     make_columns_from_mappings,
     make_rate_column,
 )
@@ -86,7 +86,7 @@ def make_counters_document(log: RunLog) -> Document:
     blocks: list[Block] = [
         Lines([f"hardware counters from ncu on {describe_machine(log.header)}"]),
         *tables,
-        Lines([describe_end(log.summary)]),
+        Lines([describe_run_end(log.summary)]),
         Answer([line for table in tables for line in _yield_conclusions(table)]),
     ]
     return Document("Hardware counters", blocks, {"header": log.header, "summary": log.summary})

@@ -16,7 +16,7 @@ from mamf.report.charts.picture import (
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
     TOOLTIPS_BY_ARTIST,
-    DrawnPanel,
+    DrawablePanel,
     LegendEntries,
     Picture,
     choose_styles,
@@ -101,23 +101,23 @@ class StackedChart(Picture):
     def height_inches(self) -> float:
         return _FILE_PANEL_HEIGHT_INCHES * len(self.make_panel_rows())
 
-    def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
-        drawn_panels: list[DrawnPanel | None] = [self._make_drawn_panel(panel) for panel in self.panels]
+    def make_panel_rows(self) -> list[list[DrawablePanel | None]]:
+        drawn_panels: list[DrawablePanel | None] = [self._make_drawable_panel(panel) for panel in self.panels]
         columns = -(-len(drawn_panels) // -(-len(drawn_panels) // _MAX_PANELS_ACROSS))
         drawn_panels += [None] * (-len(drawn_panels) % columns)
         return [drawn_panels[start : start + columns] for start in range(0, len(drawn_panels), columns)]
 
-    def _make_drawn_panel(self, panel: StackedPanel) -> DrawnPanel:
+    def _make_drawable_panel(self, panel: StackedPanel) -> DrawablePanel:
         description = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
         line_count = sum(len(self.wrap_page_label(bar)) for bar in panel.bars)
         bars_inches = len(panel.bars) * (_PAGE_BAR_INCHES + _PAGE_GAP_INCHES) + line_count * _PAGE_LINE_INCHES
-        return DrawnPanel(
+        return DrawablePanel(
             description,
             functools.partial(_draw_bars, panel=panel, chart=self),
             self.unit,
             (PANEL_WIDTH_INCHES, bars_inches + _PAGE_FRAME_INCHES),
             max(len(panel.bars), 2),
-            has_own_labels=True,
+            keeps_own_labels=True,
             draw_on_page=functools.partial(_draw_page_bars, panel=panel, chart=self),
         )
 
@@ -280,10 +280,10 @@ class RangeChart(Picture):
         name_characters = min(_MAX_NAME_CHARACTERS, max(len(row.name) for row in self.rows))
         return textwrap.wrap(group, _MAX_PAGE_LABEL_CHARACTERS - name_characters)
 
-    def make_panel_rows(self) -> list[list[DrawnPanel]]:
+    def make_panel_rows(self) -> list[list[DrawablePanel]]:
         size = (PANEL_WIDTH_INCHES, self.height_inches)
         return [
-            [DrawnPanel(f"{self.title}, {self.unit}", functools.partial(_draw_ranges, chart=self), size_inches=size)]
+            [DrawablePanel(f"{self.title}, {self.unit}", functools.partial(_draw_ranges, chart=self), size_inches=size)]
         ]
 
     def make_legend(self) -> LegendEntries:

@@ -20,7 +20,7 @@ from mamf.report.charts.picture import (
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
     TOOLTIPS_BY_ARTIST,
-    DrawnPanel,
+    DrawablePanel,
     LegendEntries,
     Picture,
     choose_styles,
@@ -69,9 +69,11 @@ class ClockChart(Picture):
 
     height_inches = 6.5
 
-    def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+    def make_panel_rows(self) -> Sequence[Sequence[DrawablePanel | None]]:
         kernels = ", ".join(dict.fromkeys(point.kernel for point in self.points))
-        return [[DrawnPanel(f"cycles used against clock: {kernels}", functools.partial(_draw_clock_chart, chart=self))]]
+        return [
+            [DrawablePanel(f"cycles used against clock: {kernels}", functools.partial(_draw_clock_chart, chart=self))]
+        ]
 
     def make_legend(self) -> LegendEntries:
         return [

@@ -15,7 +15,7 @@ from mamf.report.charts.picture import (
     SMALL_FONT_POINTS,
     TEXT_FONT_POINTS,
     TOOLTIPS_BY_ARTIST,
-    DrawnPanel,
+    DrawablePanel,
     LegendEntries,
     Picture,
     Style,
@@ -151,16 +151,16 @@ class Chart(Picture):
     def height_inches(self) -> float:
         return {1: 6.0, 2: 6.9}.get(len(self.grid), 2.9 * len(self.grid))
 
-    def make_panel_rows(self) -> list[list[DrawnPanel | None]]:
-        return [[self._make_drawn_panel(panel) if panel else None for panel in row] for row in self.grid]
+    def make_panel_rows(self) -> list[list[DrawablePanel | None]]:
+        return [[self._make_drawable_panel(panel) if panel else None for panel in row] for row in self.grid]
 
-    def _make_drawn_panel(self, panel: Panel) -> DrawnPanel:
+    def _make_drawable_panel(self, panel: Panel) -> DrawablePanel:
         highest = (f"{line.name} up to {max(point.y for point in line.points):.4g}" for line in panel.lines)
         references = (("datasheet", panel.peak), ("ceiling", panel.ceiling))
         known = (f"{name} {value:.4g}" for name, value in references if value is not None)
         description = f"{panel.title or self.title}, {panel.unit}: {'; '.join([*highest, *known])}"
         scale_key = None if self.has_own_scales else (panel.unit, panel.peak, panel.ceiling)
-        return DrawnPanel(description, functools.partial(_draw_panel, panel=panel, chart=self), scale_key)
+        return DrawablePanel(description, functools.partial(_draw_panel, panel=panel, chart=self), scale_key)
 
     def make_legend(self) -> LegendEntries:
         line_style = {"linewidth": 2 if self.is_connected else 0, "markersize": 7}

@@ -54,7 +54,7 @@ NO_MATPLOTLIB_REASON = "drawing needs matplotlib: pip install matplotlib"
 
 
 @dataclass(frozen=True)
-class DrawnPanel:
+class DrawablePanel:
     """A panel that is ready to be drawn.
 
     - ``description``: a description for screen readers.
@@ -63,7 +63,7 @@ class DrawnPanel:
       once. A panel whose key is None keeps its labels.
     - ``size_inches``: width and height on a web page, in inches.
     - ``width_share``: the width in an image file, relative to the other panels of the row.
-    - ``has_own_labels``: whether the labels below the panel differ from those of the panel under it.
+    - ``keeps_own_labels``: whether the labels below the panel differ from those of the panel under it.
     - ``draw_on_page``: draws the panel on a web page; None if ``draw`` does it.
     """
 
@@ -72,7 +72,7 @@ class DrawnPanel:
     scale_key: object = None
     size_inches: tuple[float, float] = (PANEL_WIDTH_INCHES, 3.8)
     width_share: float = 1.0
-    has_own_labels: bool = False
+    keeps_own_labels: bool = False
     draw_on_page: Callable[[Axes], None] | None = None
 
 
@@ -93,7 +93,7 @@ class Picture(ABC):
         """The height of all panels together in an image file."""
 
     @abstractmethod
-    def make_panel_rows(self) -> Sequence[Sequence[DrawnPanel | None]]:
+    def make_panel_rows(self) -> Sequence[Sequence[DrawablePanel | None]]:
         """Return the panels in rows of equal length, with None where there is no panel."""
 
     @abstractmethod
@@ -122,7 +122,7 @@ def draw_figure(picture: Picture) -> Figure:
 
 
 def _drop_repeated_labels(
-    axes: Axes, rows: Sequence[Sequence[DrawnPanel | None]], row_index: int, column_index: int
+    axes: Axes, rows: Sequence[Sequence[DrawablePanel | None]], row_index: int, column_index: int
 ) -> None:
     """Remove the axis labels of a panel that a neighbor also shows:
 
@@ -142,7 +142,7 @@ def _drop_repeated_labels(
     if scale_key is not None and any(each and each.scale_key == scale_key for each in right_panels):
         for share_axis in list(axes.child_axes):
             share_axis.remove()
-    if panel and not panel.has_own_labels and any(row[column_index] for row in rows[row_index + 1 :]):
+    if panel and not panel.keeps_own_labels and any(row[column_index] for row in rows[row_index + 1 :]):
         axes.set_xlabel("")
         axes.tick_params(labelbottom=False)
 

@@ -204,12 +204,11 @@ def describe_run_end(summary: Mapping[str, Any] | None, has_count: bool = True, 
     - ``left_noun``: the name of one item that is left to measure, such as ``ceiling``.
     """
     if summary is None:
-        return (
-            "the log has no summary, because the run still goes on or was killed: continue a killed run with --resume"
-        )
+        return "the log has no summary, because the run goes on or was killed: continue a killed run with --resume"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     count_left = summary.get("left")
-    left = f"; {format_count(count_left, left_noun)} left: continue with --resume" if count_left else ""
+    more_time = " and a longer --budget" if summary["reason"].startswith("the budget ended") else ""
+    left = f"; {format_count(count_left, left_noun)} left: continue with --resume{more_time}" if count_left else ""
     count, earlier_count = summary["measured"], summary.get("measured_before_resume")
     seconds, total = f"{summary['elapsed_seconds']:.1f} s", ""
     if earlier_count is not None:

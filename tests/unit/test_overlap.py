@@ -279,6 +279,13 @@ def test_wrong_input_gets_a_line(run, options, told):
     assert told in err.splitlines()[-1]
 
 
+def test_a_complete_log_predicts_a_step_without_its_device(run):
+    h200 = next((Path(__file__).parents[2] / "results" / "nvidia-h200").glob("overlap-bfloat16-sustained-*.jsonl"))
+    code, out, err = run("overlap", "--resume", str(h200), "--flop", "4e15", "--bytes", "1.6e10")
+    assert code == 0, err
+    assert "a step of 4e+15 FLOP and 1.6e+10 bytes of" in out
+
+
 def of_rank(rank, port, log):
     """The command as a rank of two: they meet by Gloo, and each measures in its own virtual time."""
     torch.set_num_threads(1)

@@ -20,8 +20,9 @@ from mamf.cli.terminal import (
     get_report_stream,
     parse_amount,
     parse_index,
+    print_document,
 )
-from mamf.errors import UsageError, require_known_names
+from mamf.errors import UnavailableError, UsageError, require_known_names
 from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, RowKey
 
@@ -104,6 +105,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.operations.collective import COLLECTIVE_NAMES
     from mamf.operations.overlap import COUNTED_WORK_NAMES, OTHER_WORK_NAMES, WorkPairKernel
     from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
+    from mamf.report.document import add_logged_warnings
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step_sizes) == 1:
@@ -117,7 +119,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     collectives = [each for each in other_work if each in COLLECTIVE_NAMES]
     if options.blocks and not collectives and not options.resume:
         raise UsageError("--blocks is the number of blocks of a collective: add one with --beside, or leave it out")
-    is_complete = options.resume and read_run_log(options.resume).tier == "complete"
+    resumed_log = read_run_log(options.resume) if options.resume else None
+    is_complete = resumed_log is not None and resumed_log.tier == "complete"
     if collectives and rank_place is None and device_count < 2 and not is_complete:
         raise UsageError(
             f"the collective {collectives[0]} needs several devices, but {backend_name} has {device_count}: use "
@@ -139,7 +142,14 @@ def run_with_options(options: argparse.Namespace) -> int:
         *(f"other={','.join(other_work)}", f"timed={','.join(COUNTED_WORK_NAMES)}", "alone=yes,no"),
         f"blocks={','.join(map(str, options.blocks or [0]))}",
     ]
-    return run_kernel_session(options, OverlapSession)
+    try:
+        return run_kernel_session(options, OverlapSession)
+    except UnavailableError:
+        if resumed_log is None or not is_complete:
+            raise
+        # The log needs no more measurements, so print its report without its device.
+        print_document(options, add_logged_warnings(_make_document(options, resumed_log), resumed_log))
+        return 0
 
 
 def measure_pairs_as_rank(strategy: OverlapStrategy, rank_place: RankPlace | None) -> Iterator[Measurement]:
@@ -197,7 +207,11 @@ class OverlapSession(Session):
         return _RankStrategy(strategy, find_rank_place(os.environ), [row.key for row in setup.row_by_key.values()])
 
     def make_document(self, log: RunLog) -> Document:
-        from mamf.report.overlap import make_overlap_document
+        return _make_document(self.options, log)
 
-        step_to_predict = self.options.flop and (self.options.flop, self.options.bytes)
-        return make_overlap_document(log.measurements, log.header, log.summary, self.options.top, step_to_predict)
+
+def _make_document(options: argparse.Namespace, log: RunLog) -> Document:
+    from mamf.report.overlap import make_overlap_document
+
+    step_to_predict = options.flop and (options.flop, options.bytes)
+    return make_overlap_document(log.measurements, log.header, log.summary, options.top, step_to_predict)

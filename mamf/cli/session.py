@@ -29,7 +29,7 @@ from mamf.cli.terminal import choose_note_stream, print_document, print_line, wa
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE, SignalHandler
 from mamf.errors import MamfError, RunLogError, UsageError
 from mamf.operation import MeasurementRequest, Operation
-from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, ROOFLINE, SWEEP, VERIFY, Plan, RowKey
+from mamf.plans import BURST, CEILING_REGIMES, CLASSIC, FIND, GUARD, ROOFLINE, SWEEP, VERIFY, Plan, RowKey
 from mamf.plugins.discovery import choose_kernels, make_kernel, make_operation, open_backend
 
 if TYPE_CHECKING:
@@ -361,4 +361,5 @@ def print_plan(
     if plan.budget_seconds is not None and (plan.confirms_best_rows or seconds >= plan.budget_seconds):
         print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
-        print_line(f"time: about {seconds:.0f} s, plus the time to prepare and verify the rows")
+        limit = "at most" if plan.kind == GUARD else "about"  # Most rows of mamf guard need no repetition.
+        print_line(f"time: {limit} {seconds:.0f} s, plus the time to prepare and verify the rows")

@@ -26,7 +26,7 @@ from mamf.measurement import make_dtype_label
 from mamf.operations.matmul.operation import choose_search_kernels
 from mamf.operations.matmul.shapes import MatmulKernel, MatmulProblem, MatmulShape
 from mamf.peaks import find_contributed_rates
-from mamf.plans import BURST, Plan, RowKey
+from mamf.plans import BURST, GuardOptions, Plan, RowKey
 
 #: The sizes (M = N = K) of the smallest and the largest matmul that ``measure_matmul_flops`` launches, and of the
 #: smallest matmul that it launches on a CPU. The size on a CPU is small because a CPU emulates some dtypes: a matmul
@@ -149,9 +149,10 @@ def estimate_run_seconds(plan: Plan, keys: Sequence[RowKey], backend: Backend, f
 
 
 def compute_max_sampling_seconds(plan: Plan, keys: Sequence[RowKey], backend: Backend) -> float:
-    """Return the longest time, in seconds, that the timed launches of these rows can take. The time to prepare and
-    verify the kernels is not included.
+    """Return the longest time, in seconds, that the timed launches of these rows can take. It includes the repetitions
+    of ``mamf guard``, but not the time to prepare and verify the kernels.
     """
     rows = [get_regime_class(regime) for regime, *_ in keys]
     warmup = sum(regime.warmup_seconds for regime in dict.fromkeys(rows))
-    return warmup + sum(regime.compute_max_row_seconds(backend, plan) for regime in rows)
+    visits_per_row = 1 + (plan.options.rounds if isinstance(plan.options, GuardOptions) else 0)
+    return warmup + visits_per_row * sum(regime.compute_max_row_seconds(backend, plan) for regime in rows)

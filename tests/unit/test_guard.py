@@ -79,6 +79,14 @@ def slower(monkeypatch, share=0.03):
 # -- from end to end, in virtual time ----------------------------------------------------------------------------------
 
 
+def test_a_dry_run_counts_the_repetitions(guard):
+    code, out, _ = guard("--update", "--dry-run")
+    limit_seconds = float(re.search(r"time: at most (\d+) s", out)[1])
+    took_seconds = read_run_log(guard.folder / "first.jsonl").summary["elapsed_seconds"]
+    assert code == 0
+    assert limit_seconds >= took_seconds / 2  # without the time to prepare the rows
+
+
 def test_an_unchanged_kernel_passes(guard):
     code, out, _ = guard("--junit", "guard.xml", "--output", "again.jsonl")
     assert code == 0

@@ -266,6 +266,7 @@ def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
             ("--beside", "all_reduce"),
             "the collective all_reduce needs several devices, but cpu has 1: use --beside to_host copy",
         ),
+        (("--beside", "to_peer"), "to_peer needs several devices, but cpu has 1: use --beside to_host copy"),
         (("--flop", "1e9"), "--flop and --bytes describe one training step: give both"),
         (("--flop", "nan", "--bytes", "1"), "'nan' is not a number above 0: write it like 1.6e10"),
         (("--flop", "1", "--bytes", "x"), "'x' is not a number above 0: write it like 1.6e10"),

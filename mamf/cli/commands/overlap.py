@@ -121,9 +121,10 @@ def run_with_options(options: argparse.Namespace) -> int:
         raise UsageError("--blocks is the number of blocks of a collective: add one with --beside, or leave it out")
     resumed_log = read_run_log(options.resume) if options.resume else None
     is_complete = resumed_log is not None and resumed_log.tier == "complete"
-    if collectives and rank_place is None and device_count < 2 and not is_complete:
+    for_several_devices = [f"the collective {each}" for each in collectives] + ["to_peer"] * ("to_peer" in other_work)
+    if for_several_devices and rank_place is None and device_count < 2 and not is_complete:
         raise UsageError(
-            f"the collective {collectives[0]} needs several devices, but {backend_name} has {device_count}: use "
+            f"{for_several_devices[0]} needs several devices, but {backend_name} has {device_count}: use "
             "--beside to_host copy"
         )
     if collectives and rank_place is None and not (is_complete or options.dry_run):

@@ -602,7 +602,7 @@ FAULTS = {
     "dv zero": (gradient_times(0, 2), "bwd", SMALL["full"]),
     "dv negated": (gradient_times(-1, 2), "bwd", SMALL["causal"]),
     "dq of a single key, which is 0": (gradient_of_ones(0), "bwd", "b1h4q1k1d64"),
-    "dk of a single key, which is 0": (gradient_of_ones(1), "fwd+bwd", "b2h4kv2q1k1d64c"),
+    "dk of a single key, which is 0": (gradient_of_ones(1), "fwd+bwd", "b2h4q1k1d64c"),
     "dk not a number": (gradient_times(math.nan, 1), "bwd", SMALL["full"]),
 }
 

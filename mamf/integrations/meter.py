@@ -49,7 +49,7 @@ def check_meter_options(options: Mapping[str, Any]) -> None:
     flops = given_options.get("flops_per_step", 1)
     flops_by_dtype = flops if isinstance(flops, Mapping) else {given_options.get("dtype", "bfloat16"): flops}
     if flops_by_dtype is flops and "ceiling" in given_options:
-        raise UsageError("ceiling= is for one dtype: leave ceiling= out when flops_per_step= is given by dtype")
+        raise UsageError("ceiling= is for one dtype: leave it out if flops_per_step= has a value for each dtype")
     for dtype, flops_of_dtype in flops_by_dtype.items():
         canonicalize_dtype_name(dtype)
         _require_positive_number("flops_per_step", flops_of_dtype)

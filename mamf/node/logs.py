@@ -26,7 +26,7 @@ from mamf.peaks import find_contributed_rates
 
 #: The names of the parts that need only one device, in the order in which they are measured.
 SINGLE_DEVICE_PARTS = ("find", "bandwidth", "copies")
-#: The names of the parts that all devices measure at the same time, after the parts of single devices.
+#: The names of the parts that all devices measure together, after each device has measured its other parts.
 MULTI_DEVICE_PARTS = ("peers",)
 #: The name of the optional part that verifies results. It follows the other parts of single devices.
 VERIFY_PART = "verify"

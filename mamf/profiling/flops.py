@@ -125,7 +125,7 @@ def _make_attention_formula(
         ]
         is_causal = argument_values[causal_index] == "True"
         if is_causal and query_count > key_count:
-            raise ValueError("causal attention has more queries than keys, for which there is no formula")
+            raise ValueError("mamf cannot count the FLOP of causal attention with more queries than keys")
         counted_keys = query_count if is_causal else key_count
         return int(
             forward_pass_ratio

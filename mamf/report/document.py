@@ -204,7 +204,7 @@ def describe_run_end(summary: Mapping[str, Any] | None, has_count: bool = True, 
     - ``left_noun``: the name of one item that is left to measure, such as ``ceiling``.
     """
     if summary is None:
-        return "the log has no summary, because the run goes on or was killed: continue a killed run with --resume"
+        return "the log has no summary: the run is still running, or was killed (then continue it with --resume)"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
     count_left = summary.get("left")
     more_time = " and a longer --budget" if summary["reason"].startswith("the budget ended") else ""

@@ -111,7 +111,7 @@ class SimulatedCollective(SimulatedLinkKernel[CollectiveProblem, CollectiveShape
 
 
 class SimulatedBandwidth(SimulatedKernel[BandwidthProblem, BandwidthShape], BandwidthKernel):
-    """A simulated kernel for bandwidth patterns such as copy, at the bandwidth of the device's memory or cache."""
+    """A simulated kernel that copies or reads at the bandwidth of the device's memory or cache."""
 
     name = "simulated-bandwidth"
 

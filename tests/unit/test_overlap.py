@@ -270,7 +270,7 @@ def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
         (("--flop", "1e9"), "--flop and --bytes describe one training step: give both"),
         (("--flop", "nan", "--bytes", "1"), "'nan' is not a number above 0: write it like 1.6e10"),
         (("--flop", "1", "--bytes", "x"), "'x' is not a number above 0: write it like 1.6e10"),
-        (("--blocks", "8"), "--blocks is the number of blocks of a collective: add one with --beside"),
+        (("--blocks", "8"), "--blocks needs a collective: add a collective with --beside"),
         (("--beside", "foo"), "unknown work for --beside 'foo'; known: all_gather, all_reduce, "),
     ],
 )

@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         matmul_group,
         "--ceiling",
         nargs=None,
-        help="log of 'mamf find' whose burst ceiling to explain; cannot be combined with --shape (default: the log "
+        help="log of 'mamf find'; mamf explains its burst ceiling; cannot be combined with --shape (default: the log "
         "of the last 'mamf find' on this device)",
     )
     add_shared_options(

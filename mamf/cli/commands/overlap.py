@@ -90,7 +90,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--bytes",
         type=parse_amount,
         metavar="Y",
-        help="bytes per device that the other work moves in the step of --flop, counted like SIZE in --shapes, "
+        help="bytes that each device communicates or copies in that step, counted like SIZE in --shapes, "
         "such as 1.6e10 (needs --flop; default: no prediction)",
     )
     add_device_options(parser)
@@ -118,7 +118,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     )
     collectives = [each for each in other_work if each in COLLECTIVE_NAMES]
     if options.blocks and not collectives and not options.resume:
-        raise UsageError("--blocks is the number of blocks of a collective: add one with --beside, or leave it out")
+        raise UsageError("--blocks needs a collective: add a collective with --beside, or leave --blocks out")
     resumed_log = read_run_log(options.resume) if options.resume else None
     is_complete = resumed_log is not None and resumed_log.tier == "complete"
     for_several_devices = [f"the collective {each}" for each in collectives] + ["to_peer"] * ("to_peer" in other_work)

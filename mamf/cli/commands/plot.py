@@ -52,7 +52,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cycles",
         action="store_true",
-        help="draw the share of clock cycles that kernels use (vertical axis) against the clock frequency",
+        help="draw FLOP per clock cycle, as a share of the maximum, against the clock frequency",
     )
 
 

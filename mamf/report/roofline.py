@@ -94,12 +94,6 @@ def drop_shared_fields(points: Sequence[RooflinePoint]) -> tuple[list[RooflinePo
     return [replace(point, name=name) for point, name in zip(points, names, strict=True)], shared
 
 
-def _scale_interval_to_shown_unit(named: NamedCeiling) -> Interval:
-    """Return the interval of a ceiling in the unit in which the table shows the ceiling's rate."""
-    interval, (_, factor) = named.ceiling.interval, choose_unit(named.ceiling.unit, [named.ceiling.rate])
-    return replace(interval, low=factor * interval.low, high=factor * interval.high)
-
-
 def make_roofline_document(
     roofs: Roofs, points: Sequence[RooflinePoint], first_line: str, top: int | None = None
 ) -> Document:
@@ -119,10 +113,21 @@ def make_roofline_document(
         for kind in (roofs.matmul_ceilings, roofs.bandwidth_ceilings)
         for (name, _), each in kind.items()
     ]
+    rates_by_unit = group_pairs((named.ceiling.unit, named.ceiling.rate) for named in ceilings)
+    shown_units = {unit: choose_unit(unit, rates) for unit, rates in rates_by_unit.items()}
+
+    def format_rate_in_shown_unit(named: NamedCeiling) -> str:
+        unit, factor = shown_units[named.ceiling.unit]
+        return f"{format_four_digits(factor * named.ceiling.rate)} {unit}"
+
+    def read_interval_in_shown_unit(named: NamedCeiling) -> Interval:
+        interval, (_, factor) = named.ceiling.interval, shown_units[named.ceiling.unit]
+        return replace(interval, low=factor * interval.low, high=factor * interval.high)
+
     columns: list[Column[NamedCeiling]] = [
         Column("roof", "roof", lambda named: named.name, is_left_aligned=True),
         Column("regime", "regime", lambda named: named.ceiling.regime, is_left_aligned=True),
-        Column("", "rate", lambda named: format_rate(named.ceiling.rate, named.ceiling.unit)),
+        Column("", "rate", format_rate_in_shown_unit),
         Column("rate", "", lambda named: named.ceiling.rate),
         Column("unit", "", lambda named: named.ceiling.unit),
         *(
@@ -136,7 +141,7 @@ def make_roofline_document(
             for level in MEMORY_LEVELS
         ),
         *make_interval_columns(
-            lambda named: named.ceiling.interval, "rate_{}", read_shown_interval=_scale_interval_to_shown_unit
+            lambda named: named.ceiling.interval, "rate_{}", read_shown_interval=read_interval_in_shown_unit
         ),
         Column("at", "at", lambda named: format_row_name(named.ceiling), drop_priority=3, is_left_aligned=True),
         Column("kernel", "kernel", lambda named: named.ceiling.kernel, drop_priority=2, is_left_aligned=True),

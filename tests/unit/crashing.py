@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -52,16 +53,30 @@ class CrashingOnce(SimulatedMatmul):
         return launch
 
 
+def wait_for_signal():
+    """signal.pause would wait forever for a signal that arrives just before it."""
+    while True:
+        time.sleep(0.01)
+
+
+def be_aborted_by_signal():
+    try:
+        os.kill(os.getppid(), signal.SIGINT)
+        wait_for_signal()
+    except KeyboardInterrupt:
+        os.abort()
+
+
 class Waiting(Crashing):
     """Waits at one size for a signal, once."""
 
-    ENDS: ClassVar[dict] = {512: lambda: Path("waits").exists() or (Path("waits").touch(), signal.pause())}
+    ENDS: ClassVar[dict] = {512: lambda: Path("waits").exists() or (Path("waits").touch(), wait_for_signal())}
 
 
 class AbortedBySignal(Crashing):
     """Crashes as a library may that a signal interrupts."""
 
-    ENDS: ClassVar[dict] = {512: lambda: (os.kill(os.getppid(), signal.SIGINT), signal.pause(), os.abort())}
+    ENDS: ClassVar[dict] = {512: be_aborted_by_signal}
 
 
 class Lost(SimulatedBackend):

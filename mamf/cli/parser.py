@@ -74,12 +74,16 @@ class CommandParser(argparse.ArgumentParser):
     - ``shows_rare_options``: whether help shows the options in RARE_OPTIONS too.
     - ``command_words``: the words of the command line. Some commands have options that depend on the operation or the
       kernel that these words name.
+    - ``operation_name``, ``other_operation_names``: the operation whose options the parser has, and the operations that
+      --operation can choose instead; empty if the command has no such choice.
     """
 
     usage_exit_code = 2
     overview_text = ""
     shows_rare_options = False
     command_words: Sequence[str] = ()
+    operation_name: str = ""
+    other_operation_names: Sequence[str] = ()
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=CommandHelpFormatter)
@@ -131,7 +135,8 @@ class CommandParser(argparse.ArgumentParser):
                 parser.error(f"argument {action.option_strings[0]}: expected a value")
         options.given_names = {name for name, value in vars(options).items() if value != parser.get_default(name)}
         if unknown := [word for word in unknown if word != "--"]:
-            # For an option of mamf-finder, say what to use in mamf. For any other word, suggest the nearest option.
+            # For an option of mamf-finder, say what to use in mamf. For an option of another operation, name the
+            # operation. For any other word, suggest the nearest option.
             name = unknown[0].partition("=")[0]
             known_options = parser._option_string_actions
             similar_options = (
@@ -146,6 +151,11 @@ class CommandParser(argparse.ArgumentParser):
                 )
                 parser.error(f"unexpected argument {unknown[0]!r}: {hint}")
             advice = _ADVICE_BY_FINDER_OPTION.get(name)
+            if owner_names := _list_operations_with_option(name, parser.other_operation_names):
+                parser.error(
+                    f"{name} is an option of {', '.join(owner_names)}, not of {parser.operation_name}: leave it out, or "
+                    f"choose an operation that has it: --operation {owner_names[0]}"
+                )
             parser.error(f"unknown option {unknown[0]!r}{f': {advice}' if advice else suggestion}")
         return options
 
@@ -206,6 +216,23 @@ class CommandParser(argparse.ArgumentParser):
             message += hint
         print_wrapped_line(f"{self.prog}: {message}", sys.stderr)
         sys.exit(self.usage_exit_code)
+
+
+def _list_operations_with_option(option: str, operation_names: Sequence[str]) -> list[str]:
+    """Return those of ``operation_names`` whose shapes or problems have a parameter with this option."""
+    from mamf.operation import get_parameters
+    from mamf.plugins.discovery import make_operation
+
+    return [
+        name
+        for name in operation_names
+        for operation in [make_operation(name)]
+        if any(
+            option == parameter.option_name
+            for parameter_type in (operation.shape_type, operation.problem_type)
+            for parameter in get_parameters(parameter_type).values()
+        )
+    ]
 
 
 def find_option_value(option: str, words: Sequence[str]) -> str | None:

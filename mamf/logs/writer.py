@@ -121,8 +121,9 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             self._copy.truncate(size)
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)
+            # The message names the file without its folder, because the log's summary stores the message.
             raise RunLogWriteError(
-                f"cannot write {self.path}: {error.strerror}; the log contains all rows measured so far"
+                f"cannot write the log {self.path.name}: {error.strerror}; it contains all rows measured so far"
             ) from None
         # Warn only after the write. A filter may turn the warning into an exception, which must not prevent the write.
         if change:

@@ -146,7 +146,7 @@ def test_whoever_has_it_not_sees_its_log_all_the_same(log, uninstall, run):
         (["--set", "eps"], "--set eps: eps has no value; write eps=VALUE"),
         (["--kernel", "tritonn"], "unknown layer_norm kernel 'tritonn'"),
         (["--dtype", "fp33"], "unknown dtype 'fp33'"),
-        (["--m", "12"], "unknown option '--m'"),
+        (["--m", "12"], "--m is an option of batched, matmul, overlap, not of layer_norm"),
     ],
 )
 def test_what_it_has_not_is_said_in_a_line(installed, run, given, told):

@@ -83,6 +83,12 @@ MANY = list(map(str, range(1, 101)))
         ([*SWEEP, "--precison", "1%"], "did you mean --precision?"),
         ([*SWEEP, "--budget", "-5s"], "'-5s' is not a duration: write a number of seconds, or"),
         ([*SWEEP, "--M", "512"], "unknown option '--M' (did you mean --m?)"),
+        ([*SWEEP, "--seq-lens", "8"], "--seq-lens is an option of attention, not of matmul"),
+        (
+            ["attention", "--preset", "llama-8b-decode", "--direction", "bwd"],
+            "--direction is an option of attention, not of decode",
+        ),
+        (["attention", "--graph"], "--graph is an option of decode, not of attention"),
         ([*SWEEP, "--output", "/proc/run.jsonl"], "cannot write /proc/run.jsonl: No such file or directory"),
         (["peak", "H100"], "unexpected argument 'H100': write --name H100, or see --help"),
         (["peak", "--name", "nosuch"], "no known name is similar; mamf/device_names.csv lists the names"),

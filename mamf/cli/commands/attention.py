@@ -41,6 +41,8 @@ EXAMPLES = """examples:
   mamf attention --kernel sdpa-cudnn my.module:MyKernel --baseline sdpa-cudnn
 """
 
+_OPERATION_NAMES = (AttentionOperation.name, DecodeOperation.name)
+
 
 def add_options(parser: CommandParser) -> None:
     name = find_option_value("--operation", parser.command_words)
@@ -50,6 +52,8 @@ def add_options(parser: CommandParser) -> None:
     add_operation_options(
         parser, operation, other_presets=DecodeOperation().list_presets() if accepts_decode_presets else ()
     )
+    parser.operation_name = operation.name
+    parser.other_operation_names = [each for each in _OPERATION_NAMES if each != operation.name]
     group = parser.add_argument_group("what to measure")
     add_shared_options(
         group,

@@ -26,7 +26,7 @@ from mamf.kernel import AnyKernel
 from mamf.operation import MeasurementRequest
 from mamf.operations.matmul.operation import choose_matmul_kernel
 from mamf.plans import ORDER_CHOICES, SHUFFLED_ORDER, Plan, SweepOptions
-from mamf.plugins.discovery import is_class_path
+from mamf.plugins.discovery import OPERATION_GROUP, is_class_path, list_builtin_names
 
 EXAMPLES = """examples:
   mamf sweep --m-range 0 20480 256                    79 shapes Mx4096x4096 in the burst regime
@@ -44,6 +44,8 @@ def add_options(parser: CommandParser) -> None:
     operation = make_requested_operation(parser.command_words)
     parser.set_defaults(requested_operation=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
+    parser.operation_name = operation.name
+    parser.other_operation_names = sorted(list_builtin_names(OPERATION_GROUP) - {operation.name})
     group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if operation.compares_kernels:

@@ -187,7 +187,7 @@ class FindKind(RunKind):
 
     name = FIND
     has_ceilings = True
-    noun_phrase = "a find"
+    noun_phrase = "a search for ceilings"
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
         from mamf.engine.search.strategy import GridSearchStrategy, RowsSearchStrategy

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling
+from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling, explain_missing_ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import UsageError
 from mamf.kinds.kind import ReportOptions, build_confirmed_roofs
@@ -31,11 +32,13 @@ from mamf.profiling.log import (
     read_profile_or_none,
 )
 from mamf.profiling.profile import Profile
+from mamf.report.ceilings import describe_unconfirmed_regimes
 from mamf.report.charts.bars import RangePoint
 from mamf.report.charts.picture import Picture
 from mamf.report.document import (
     UNKNOWN_INTERVAL,
     Document,
+    Lines,
     Table,
     choose_unit,
     describe_machine,
@@ -44,6 +47,7 @@ from mamf.report.document import (
     format_interval,
     format_percent,
     format_rate,
+    list_warnings,
 )
 from mamf.report.imported import (
     make_compared_run,
@@ -69,6 +73,8 @@ _MAX_OPEN_TABLES, MAX_OPEN_PANELS = 8, 12
 #: Headline figures come from rows whose operands are normally distributed random numbers. Rows that were measured on
 #: other data only show how much the rate depends on the data.
 NORMAL_DATA = "normal"
+#: The option in a logged command that names the log of the run. A path with blanks has quotes.
+_OUTPUT_OPTION_PATTERN = re.compile(r" --(?:output|requeue)(?:=| +)(?:'[^']*'|\S+)")
 
 
 @dataclass(frozen=True)
@@ -139,7 +145,7 @@ class LogContent:
             Section("Pictures", self.pictures, is_open=len(panels) <= MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.condition_parts, is_open=is_short and len(panels) <= MAX_OPEN_PANELS),
-            Section("Reproduce it", [CopyableCommand(self.command)] * (self.command not in ("", PYTHON_COMMAND))),
+            Section("Reproduce it", _make_command_parts(self.command)),
         ]
 
 
@@ -152,6 +158,17 @@ def read_log_content(path: Path) -> LogContent:
     if (profiled := read_profile_or_none(path)) is not None:
         return make_profile_content(path, *profiled)
     return make_run_log_content(read_run_log(path))
+
+
+def _make_command_parts(command: str) -> list[PagePart]:
+    """Show the command that repeats a run, without the option that names its log. Return an empty list if the run was
+    started from Python.
+    """
+    if command in ("", PYTHON_COMMAND):
+        return []
+    command = _OUTPUT_OPTION_PATTERN.sub("", command)
+    note = [Lines(["The log does not contain the folders of its author: replace <path> by yours."])]
+    return [CopyableCommand(command), *(note if "<path>" in command else [])]
 
 
 def make_finder_content(name: str, run: FinderRun) -> LogContent:
@@ -224,6 +241,8 @@ def make_run_log_content(log: RunLog) -> LogContent:
             describe_machine(header),
             f"{format_start_time(header)}; {describe_run_end(log.summary, left_noun=left_noun)}",
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
+            *_list_unconfirmed_ceilings(log),
+            *list_warnings(log),
         ],
         document,
         [] if log.counter_records else list(_make_pictures(log)),
@@ -240,6 +259,13 @@ def make_run_log_content(log: RunLog) -> LogContent:
         verdict,
         "good" if verdict.startswith("verify PASSED") else "bad" if verdict.startswith("verify FAILED") else "",
     )
+
+
+def _list_unconfirmed_ceilings(log: RunLog) -> Sequence[str]:
+    """Return a line for each regime whose ceiling a search did not confirm."""
+    if not log.plan.is_search or log.part_logs or explain_missing_ceiling(log.measurements):
+        return []
+    return list(describe_unconfirmed_regimes(log.measurements, log.ceilings, log.plan.regimes))
 
 
 def _make_pictures(log: RunLog) -> Iterator[Picture]:

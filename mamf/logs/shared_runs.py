@@ -119,10 +119,16 @@ def _join_plans(logs: Sequence[RunLog], first: RunLog) -> Plan:
         raise UsageError(
             "the logs are not from one run, because their plans differ: show one log at a time, or use 'mamf report'"
         )
+    is_shared = (
+        all(plan.is_shared for plan in plans)
+        if first.plan.kind == SWEEP
+        # The plan of a search does not say whether the run is shared, but the names of its logs do.
+        else first.plan.kind != FIND or all(_LOG_NAME_PATTERN.fullmatch(log.path.name) for log in logs)
+    )
+    if len(logs) > 1 and not is_shared:
+        raise UsageError("the logs come from separate runs, not from one run: use 'mamf compare' to compare them")
     if first.plan.kind != SWEEP:
         return first.plan
-    if len(logs) > 1 and not all(plan.is_shared for plan in plans):
-        raise UsageError("the logs come from separate runs, not from one run: use 'mamf compare' to compare them")
     layers = {shape: layer for plan in plans for shape, layer in zip(plan.shapes, plan.layers, strict=False)}
     shapes = tuple(dict.fromkeys(shape for plan in plans for shape in plan.shapes))
     return replace(

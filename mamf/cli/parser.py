@@ -153,8 +153,8 @@ class CommandParser(argparse.ArgumentParser):
             advice = _ADVICE_BY_FINDER_OPTION.get(name)
             if owner_names := _list_operations_with_option(name, parser.other_operation_names):
                 parser.error(
-                    f"{name} is an option of {', '.join(owner_names)}, not of {parser.operation_name}: leave it out, or "
-                    f"choose an operation that has it: --operation {owner_names[0]}"
+                    f"{name} is an option of {', '.join(owner_names)}, not of {parser.operation_name}: leave it out, "
+                    f"or choose an operation that has it: --operation {owner_names[0]}"
                 )
             parser.error(f"unknown option {unknown[0]!r}{f': {advice}' if advice else suggestion}")
         return options

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from mamf.errors import DEFAULT_COMPARISON_TOLERANCE, OK, MamfError, MamfWarning, RunLogError, UsageError
 from mamf.logs.compare import compare_logs
+from mamf.logs.roofs import build_roofs_from_logs
 from mamf.logs.run_log import RunLog
 from mamf.logs.shared_runs import is_shared_run_folder
 from mamf.node.logs import is_node_folder, make_contributed_baseline, read_node_folders
@@ -23,12 +24,14 @@ from mamf.pages.log_content import (
     make_profile_content,
     read_log_content,
 )
+from mamf.plans import FIND
 from mamf.profiling.log import find_rank_logs, get_rank_log_path, make_ranks_document, read_rank_logs
 from mamf.report.charts.bars import RangeChart, RangeRow
 from mamf.report.comparison import make_comparison_document
-from mamf.report.document import Answer, Block, Lines, make_text_table
+from mamf.report.document import Answer, Block, Lines, describe_machine, make_text_table
 from mamf.report.imported import make_compared_run, make_side_by_side_document
 from mamf.report.page import Fact, Page, PagePart, Section
+from mamf.report.roofline import make_roofline_chart, make_roofline_document, select_roofline_points
 
 
 def _join_sections(heading: str, sections: Sequence[Section]) -> Section:
@@ -118,6 +121,7 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _make_log_comparison(sources)
     sections = [
+        Section("Roofline", _make_roofline_parts(sources)),
         Section("Side by side", [*_make_side_by_side_charts(sources), *listed], len(sources) <= MAX_OPEN_PANELS),
         Section("Compared", compared),
         *(_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources),
@@ -199,6 +203,25 @@ def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
     return [RangeChart("The figures of each log", intervals if any(has_interval) else "", unit, tuple(rows))]
+
+
+def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:
+    """Draw the roofline of the logs, with the rows of the other logs, if the logs have the ceilings of compute and of
+    memory bandwidth of one card. Otherwise return an empty list.
+    """
+    logs = [source.log for source in sources if isinstance(source.log, RunLog) and not source.log.part_logs]
+    ceiling_logs = [log for log in logs if log.plan.kind == FIND]
+    if not any(log.matmul_ceilings for log in ceiling_logs) or not any(log.other_ceilings for log in ceiling_logs):
+        return []
+    try:
+        roofs = build_roofs_from_logs(ceiling_logs)
+    except MamfError:  # The logs are from several cards, or a ceiling is missing.
+        return []
+    row_logs = [log for log in logs if log not in ceiling_logs and log.header["device"]["uuid_hash"] == roofs.uuid_hash]
+    points = [point for log in row_logs for point in select_roofline_points(log.measurements, roofs)]
+    header = ceiling_logs[0].header
+    document = make_roofline_document(roofs, points, describe_machine(header), MAX_OPEN_PANELS)
+    return [make_roofline_chart(roofs, points, header), *document.visible_blocks]
 
 
 def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:

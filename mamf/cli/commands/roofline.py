@@ -54,9 +54,10 @@ _MIN_THOROUGH_SEARCH_SECONDS = 40.0
 #: and 1/2 of the size of the cache. To find the bandwidth of memory, mamf reads arrays of 16 and 256 times the size of
 #: the cache. On a CPU, mamf skips the largest array, because reading it would take minutes.
 _CACHE_SIZE_DIVISORS, _CACHE_SIZE_MULTIPLES, _CPU_CACHE_SIZE_MULTIPLES = (4, 2), (16, 256), (16,)
-#: The maximum size of an array is the free memory divided by _FREE_MEMORY_DIVISOR. For a device that does not report
-#: its memory, mamf assumes _DEFAULT_MEMORY_BYTES.
-_FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 8 * 1024 * MIB
+#: The maximum size of an array is the free memory divided by one of these numbers. CPUs use more of their memory,
+#: because their caches are larger in relation to it. For a device that does not report its memory, mamf assumes
+#: _DEFAULT_MEMORY_BYTES.
+_FREE_MEMORY_DIVISOR, _CPU_FREE_MEMORY_DIVISOR, _DEFAULT_MEMORY_BYTES = 4, 2, 8 * 1024 * MIB
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -226,19 +227,17 @@ def _yield_search_arguments(
         quick_options = ["--quick"] if _is_quick_search(folder / f"{dtype}.jsonl", dtype_seconds) else []
         yield dtype, ["--dtype", dtype, "--budget", f"{dtype_seconds:g}s", *quick_options, *shared_options]
     cache_bytes = backend.info.cache_bytes or DEFAULT_CACHE_BYTES
-    max_bytes = (
-        backend.read_free_memory_bytes() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES
-    ) // _FREE_MEMORY_DIVISOR
-    multiples, cache_passes = (
-        (_CACHE_SIZE_MULTIPLES, _PASSES_OVER_CACHE)
+    multiples, cache_passes, divisor = (
+        (_CACHE_SIZE_MULTIPLES, _PASSES_OVER_CACHE, _FREE_MEMORY_DIVISOR)
         if backend.is_accelerator
-        else (_CPU_CACHE_SIZE_MULTIPLES, _CPU_PASSES_OVER_CACHE)
+        else (_CPU_CACHE_SIZE_MULTIPLES, _CPU_PASSES_OVER_CACHE, _CPU_FREE_MEMORY_DIVISOR)
     )
+    max_bytes = (backend.read_free_memory_bytes() or backend.info.memory_bytes or _DEFAULT_MEMORY_BYTES) // divisor
     memory_sizes = [
         min(2 * floor_to_power_of_two(multiple * cache_bytes - 1), floor_to_power_of_two(max_bytes))
         for multiple in multiples
     ]
-    cache_sizes = [floor_to_power_of_two(cache_bytes // divisor) for divisor in _CACHE_SIZE_DIVISORS]
+    cache_sizes = [floor_to_power_of_two(cache_bytes // each) for each in _CACHE_SIZE_DIVISORS]
     levels = [("memory", 1, list(dict.fromkeys(memory_sizes)))]
     if backend.info.cache_bytes:
         levels.append(("cache", cache_passes, cache_sizes))

@@ -28,7 +28,7 @@ from mamf.plans import FIND
 from mamf.profiling.log import find_rank_logs, get_rank_log_path, make_ranks_document, read_rank_logs
 from mamf.report.charts.bars import RangeChart, RangeRow
 from mamf.report.comparison import make_comparison_document
-from mamf.report.document import Answer, Block, Lines, describe_machine, make_text_table
+from mamf.report.document import Answer, Block, Lines, choose_unit, describe_machine, make_text_table
 from mamf.report.imported import make_compared_run, make_side_by_side_document
 from mamf.report.page import Fact, Page, PagePart, Section
 from mamf.report.roofline import make_roofline_chart, make_roofline_document, select_roofline_points
@@ -195,14 +195,21 @@ def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]
     unit = max(units, key=units.count, default="")
     if units.count(unit) < 2:
         return []
+    shown_unit, factor = choose_unit(unit, [figure.point.value for *_, figure in figures if figure.unit == unit])
     rows = [
-        RangeRow(figure.label, name, (figure.point,), style_name=log)
+        RangeRow(
+            figure.label,
+            name,
+            (replace(point, value=factor * point.value, low=factor * point.low, high=factor * point.high),),
+            style_name=log,
+        )
         for name, log, figure in figures
         if figure.unit == unit
+        for point in [figure.point]
     ]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
-    return [RangeChart("The figures of each log", intervals if any(has_interval) else "", unit, tuple(rows))]
+    return [RangeChart("The figures of each log", intervals if any(has_interval) else "", shown_unit, tuple(rows))]
 
 
 def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:

@@ -373,7 +373,7 @@ def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[C
         for level, rate in bandwidth.items():
             is_close = any(abs(rate / other - 1) < _MIN_LABELED_DIFFERENCE_SHARE for other in earlier_rates)
             earlier_rates.append(rate)
-            label = "" if is_close else f"{level} {rate:.3g} TB/s, {regime}"
+            label = "" if is_close else f"{level} {format_rate(rate, 'TB/s')}, {regime}"
             ends_at = max(compute.values()) / rate if compute else right
             yield CeilingLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
         for dtype, rate in compute.items():

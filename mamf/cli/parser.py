@@ -12,7 +12,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -74,8 +74,8 @@ class CommandParser(argparse.ArgumentParser):
     - ``shows_rare_options``: whether help shows the options in RARE_OPTIONS too.
     - ``command_words``: the words of the command line. Some commands have options that depend on the operation or the
       kernel that these words name.
-    - ``operation_name``, ``other_operation_names``: the operation whose options the parser has, and the operations that
-      --operation can choose instead; empty if the command has no such choice.
+    - ``operation_name``: the operation whose options the parser has; empty if the command has no option --operation.
+    - ``list_operation_names``: returns the operations that --operation can choose.
     """
 
     usage_exit_code = 2
@@ -83,7 +83,7 @@ class CommandParser(argparse.ArgumentParser):
     shows_rare_options = False
     command_words: Sequence[str] = ()
     operation_name: str = ""
-    other_operation_names: Sequence[str] = ()
+    list_operation_names: Callable[[], Iterable[str]] = tuple
 
     def __init__(self, **keywords: Any) -> None:
         super().__init__(**keywords, allow_abbrev=False, formatter_class=CommandHelpFormatter)
@@ -151,7 +151,7 @@ class CommandParser(argparse.ArgumentParser):
                 )
                 parser.error(f"unexpected argument {unknown[0]!r}: {hint}")
             advice = _ADVICE_BY_FINDER_OPTION.get(name)
-            if owner_names := _list_operations_with_option(name, parser.other_operation_names):
+            if owner_names := _list_operations_with_option(name, parser.list_operation_names()):
                 parser.error(
                     f"{name} is an option of {', '.join(owner_names)}, not of {parser.operation_name}: leave it out, "
                     f"or choose an operation that has it: --operation {owner_names[0]}"
@@ -218,14 +218,14 @@ class CommandParser(argparse.ArgumentParser):
         sys.exit(self.usage_exit_code)
 
 
-def _list_operations_with_option(option: str, operation_names: Sequence[str]) -> list[str]:
+def _list_operations_with_option(option: str, operation_names: Iterable[str]) -> list[str]:
     """Return those of ``operation_names`` whose shapes or problems have a parameter with this option."""
     from mamf.operation import get_parameters
     from mamf.plugins.discovery import make_operation
 
     return [
         name
-        for name in operation_names
+        for name in sorted(operation_names)
         for operation in [make_operation(name)]
         if any(
             option == parameter.option_name

@@ -120,8 +120,9 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     rows = [(source.name, source.title, "; ".join(source.intro_lines)) for source in sources]
     listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _make_log_comparison(sources)
+    roofline_parts = _make_roofline_parts(sources)
     sections = [
-        Section("Roofline", _make_roofline_parts(sources)),
+        *([Section("Roofline", roofline_parts)] if roofline_parts else []),
         Section("Side by side", [*_make_side_by_side_charts(sources), *listed], len(sources) <= MAX_OPEN_PANELS),
         Section("Compared", compared),
         *(_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources),

@@ -226,7 +226,11 @@ def test_a_missing_log_is_of_one_dtype(run, tmp_path):
 def test_a_log_is_resumed_by_the_command_that_began_it(resume, command, of):
     if command == of:
         return
-    run = {"sweep": "a sweep of matmul", "find": "a search for ceilings of matmul", "attention": "a sweep of attention"}[of]
+    run = {
+        "sweep": "a sweep of matmul",
+        "find": "a search for ceilings of matmul",
+        "attention": "a sweep of attention",
+    }[of]
     told = f"{of}.jsonl is the log of {run}: resume it with 'mamf {of} --resume {of}.jsonl'"
     assert_refused(resume(command, log=of), told)
 

@@ -11,6 +11,8 @@ from mamf.cli import main
 from mamf.cli.commands import roofline
 from mamf.engine.search import grid
 from mamf.logs.run_log import read_run_log
+from mamf.pages.report import make_report_page
+from mamf.report.roofline import RooflineChart
 
 LOGS = ("bfloat16.jsonl", "memory.jsonl", "cache.jsonl")
 CEILING_REGIMES = tuple(f"roofs/{name}" for name in LOGS)
@@ -67,6 +69,14 @@ def test_finds_that_are_there_are_continued_and_print_to_stderr(run, here):
         ]
         assert len(steps) == len(set(steps)) == (here / path).read_text().count('"record": "measurement"')
     assert (here / CEILING_REGIMES[0]).read_text().startswith("".join(whole[CEILING_REGIMES[0]]))
+
+
+def test_the_page_of_the_folder_begins_with_the_roofline(here):
+    section = make_report_page([here / "roofs"]).sections[0]
+    chart, *blocks = section.parts
+    assert section.heading == "Roofline" and isinstance(chart, RooflineChart)
+    assert "bound by memory below" in blocks[-1].texts[0]
+    assert make_report_page([here / path for path in CEILING_REGIMES[:1]]).sections[0].heading == "Pictures"
 
 
 def test_a_missing_memory_roof_has_a_reason(run, here):

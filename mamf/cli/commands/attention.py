@@ -52,8 +52,7 @@ def add_options(parser: CommandParser) -> None:
     add_operation_options(
         parser, operation, other_presets=DecodeOperation().list_presets() if accepts_decode_presets else ()
     )
-    parser.operation_name = operation.name
-    parser.other_operation_names = [each for each in _OPERATION_NAMES if each != operation.name]
+    parser.operation_name, parser.list_operation_names = operation.name, lambda: _OPERATION_NAMES
     group = parser.add_argument_group("what to measure")
     add_shared_options(
         group,

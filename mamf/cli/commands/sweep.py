@@ -5,6 +5,7 @@ another operation, and print the fastest rows.
 from __future__ import annotations
 
 import argparse
+import functools
 from typing import Any
 
 from mamf.cli.parser import CommandParser
@@ -45,7 +46,7 @@ def add_options(parser: CommandParser) -> None:
     parser.set_defaults(requested_operation=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
     parser.operation_name = operation.name
-    parser.other_operation_names = sorted(list_builtin_names(OPERATION_GROUP) - {operation.name})
+    parser.list_operation_names = functools.partial(list_builtin_names, OPERATION_GROUP)
     group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if operation.compares_kernels:

@@ -29,7 +29,7 @@ from mamf.cli.terminal import (
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
 from mamf.errors import ROOF_EXPORT_FORMATS, RunLogError, UsageError
 from mamf.files import create_file_atomically, make_folder, write_file_atomically
-from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS
+from mamf.plans import CEILING_REGIMES, CPU_BUDGET_FACTOR, DEFAULT_BUDGET_SECONDS
 
 if TYPE_CHECKING:
     from mamf.ceilings.roof import RooflinePoint
@@ -69,7 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("how to measure")
     add_shared_options(group, "--dtype")
     add_shared_options(group, "--regime", default_text="both")
-    add_shared_options(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth")
+    add_shared_options(group, "--budget", default_text="57s per dtype, plus 86s for bandwidth; on a CPU twice as long")
     add_shared_options(group, "--dry-run", "--notes")
     add_shared_options(
         group,
@@ -214,7 +214,7 @@ def _yield_search_arguments(
     from mamf.operations.matmul.operation import make_problem
 
     dtypes = list(dict.fromkeys(make_problem(backend, name).dtype for name in options.dtype or [None]))
-    dtype_seconds = DEFAULT_BUDGET_SECONDS
+    dtype_seconds = DEFAULT_BUDGET_SECONDS * (1 if backend.is_accelerator else CPU_BUDGET_FACTOR)
     if options.budget:
         dtype_seconds = options.budget / (len(dtypes) + 2 * _BANDWIDTH_SHARE_OF_DTYPE_BUDGET)
     shared_options = ["--backend", options.backend or "auto", "--device", str(options.device or 0)]

@@ -19,7 +19,17 @@ from mamf.logs.ceiling_cache import find_cached_ceiling
 from mamf.measurement import make_dtype_label
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import find_contributed_rates
-from mamf.plans import CEILING_REGIMES, DEFAULT_BUDGET_SECONDS, FIND, MATMUL, QUICK_BUDGET_SECONDS, Plan
+from mamf.plans import (
+    CEILING_REGIMES,
+    CPU_BUDGET_FACTOR,
+    CPU_QUICK_BUDGET_FACTOR,
+    DEFAULT_BUDGET_SECONDS,
+    FIND,
+    MATMUL,
+    QUICK_BUDGET_SECONDS,
+    SUSTAINED,
+    Plan,
+)
 
 
 def find_previously_fastest_shapes(info: DeviceInfo, problem: MatmulProblem) -> list[MatmulShape]:
@@ -164,7 +174,7 @@ def plan_search(
 
     - ``kernel_names``: by default, the kernels that ``choose_search_kernels`` chooses.
     - ``budget_seconds``: by default 57. In a quick search, by default 13.2, plus 4 for each kernel that must be
-      compiled.
+      compiled. On a CPU, the default is longer if ``regimes`` contains the sustained regime.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
     Raises what ``choose_working_kernels`` raises, and UsageError if the budget is too short.
@@ -177,6 +187,8 @@ def plan_search(
             if is_quick
             else DEFAULT_BUDGET_SECONDS
         )
+        if SUSTAINED in regimes and not backend.is_accelerator:
+            budget_seconds *= CPU_QUICK_BUDGET_FACTOR if is_quick else CPU_BUDGET_FACTOR
     scouts = scouts or (_QUICK_GRID_SHAPE_COUNT if is_quick else SearchOptions.scouts)
     require_seconds("budget_seconds", budget_seconds)
     refinements = _QUICK_REFINEMENT_COUNT if is_quick else SearchOptions.refinements

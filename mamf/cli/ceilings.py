@@ -195,5 +195,5 @@ def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
         if seconds and seconds < full_seconds:
             warn(
                 f"--budget leaves only {seconds:.3g} of the usual {full_seconds:.0f} s for {' and '.join(names)}: a "
-                "ceiling may be several percent too low, and shares of it too high; give a longer --budget"
+                "ceiling may be too low, and shares of it too high; give a longer --budget"
             )

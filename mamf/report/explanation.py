@@ -35,6 +35,7 @@ NORMAL_DATA, ZERO_DATA = "normal", "zeros"
 #: Causes that the waterfall states if random operands ("real data") were not measurably slower than zeros.
 NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
 NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel: measure again"
+LOAD_NOISE_CAUSE = "measurements are too noisy to tell how much slower the device is under load: measure again"
 #: The values of the operands never change the rate of a kernel by more than this factor, so a larger ratio is noise.
 _MAX_DATA_EFFECT_FACTOR = 2.0
 #: Reports say that a device is at its power limit if its power is at least this share of the limit.
@@ -89,7 +90,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
                 "burst, normal data", normal, _describe_cycles_used(normal) + _describe_timer_accuracy(normal)
             ),
             _make_true_clock_step(
-                "units at the true clock, sustained", sustained, info, _describe_power_cost(sustained, info)
+                "units at the true clock, sustained", sustained, info, _describe_power_cost(sustained, normal, info)
             ),
             _make_measured_step("sustained, normal data", sustained, _describe_cycles_used(sustained)),
         ]
@@ -99,7 +100,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
                 "burst, zeros", zeros, "the kernel's rate when data cost no energy" + _describe_timer_accuracy(zeros)
             ),
             _make_measured_step("burst, normal data", normal, _describe_data_cost(zeros, normal)),
-            _make_measured_step("sustained, normal data", sustained, _describe_power_cost(sustained, info)),
+            _make_measured_step("sustained, normal data", sustained, _describe_power_cost(sustained, normal, info)),
         ]
     last_known, linked_steps = WaterfallStep("", None, ""), list[WaterfallStep]()
     for step in steps:
@@ -208,10 +209,14 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
     return "real data cost energy, which lowers the clock"
 
 
-def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
-    """Describe power, energy, clock and throttling of a sustained row, to explain why it is slower than a burst row."""
+def _describe_power_cost(row: Measurement | None, burst_row: Measurement | None, info: DeviceInfo) -> str:
+    """Describe power, energy, clock and throttling of a sustained row, to explain why it is slower than a burst row. If
+    the intervals of the two rates overlap, say that the difference is too noisy to tell.
+    """
     if row is None or not row.ok:
         return ""
+    if burst_row is not None and burst_row.ok and row.rate_interval.overlaps(burst_row.rate_interval):
+        return LOAD_NOISE_CAUSE
     conditions, limit = row.conditions, info.power_limit_watts
     parts = [*conditions.throttle_reasons]
     if conditions.watts is not None:
@@ -220,7 +225,7 @@ def _describe_power_cost(row: Measurement | None, info: DeviceInfo) -> str:
         parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{conditions.watts:.0f}{of_limit} W")
         parts.append(f"{conditions.watts / row.best_rate:.3f} J/TFLOP")
     if conditions.clock_hz:
-        parts.append(f"{conditions.clock_hz / 1e6:.0f} MHz")
+        parts.append(f"{conditions.clock_hz / 1e6:.0f} MHz requested")
     return ", ".join(parts) or "no sensor of this device reads power or clock"
 
 
@@ -289,7 +294,7 @@ def describe_waterfall_result(steps: Sequence[WaterfallStep]) -> list[str]:
     losses = {
         step.name: step.relative_change or 0.0
         for step in steps
-        if not step.cause.endswith((NO_LOSS_CAUSE, NOISE_CAUSE))
+        if not step.cause.endswith((NO_LOSS_CAUSE, NOISE_CAUSE, LOAD_NOISE_CAUSE))
     }
     largest = min(losses, key=losses.__getitem__, default="")
     loss = f"; the largest loss: {largest}, {format_change(losses[largest])}" if largest and losses[largest] < 0 else ""

@@ -621,6 +621,14 @@ def test_a_planted_fault_is_refused(cpu, uncompiled, name, dtype, fault):
         assert not verdict_on_call(kernel, cpu, problem, shape, plant(call)).ok
 
 
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_result_in_float64_is_checked(cpu, direction):
+    kernel, problem = attention_kernel("eager"), AttentionProblem("float64", direction)
+    with kernel.apply_settings(cpu, problem):
+        call = kernel.bind_operands(cpu, problem, shape_of(SMALL["causal"]))
+        assert verdict_on_call(kernel, cpu, problem, shape_of(SMALL["causal"]), call).ok
+
+
 @pytest.mark.parametrize("name", sorted(set(LIBRARIES) - {"sparge-fp8-topk", "sparge-fp8-threshold"}))
 def test_a_library_that_forgets_the_mask_is_refused(library, monkeypatch, name):
     kernel, backend = library(name)

@@ -416,10 +416,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
             _watch_node_children(options, folder, run, watch)
             run.is_over = True
         except KeyboardInterrupt:
-            warn(
-                "interrupted (exit code 130): the verdict covers only what was measured before; 'mamf node' cannot be "
-                "continued, so start it again"
-            )
+            warn("interrupted (exit code 130): the verdict covers only what was measured; repeat the command")
     run.failures = watch.failure_reasons
     try:
         run.write_run_file(folder)

@@ -15,8 +15,10 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.picture import draw_figure
 from mamf.report.explanation import (
+    LOAD_NOISE_CAUSE,
     NO_LOSS_CAUSE,
     NOISE_CAUSE,
+    describe_waterfall_result,
     make_explanation_document,
     make_waterfall_chart,
     make_waterfall_steps,
@@ -75,7 +77,7 @@ def test_the_way_down_from_an_h200s_datasheet():
         "132 units x 4096 FLOP x 1980 MHz that the driver requests, more than the datasheet's clock",
         "the kernel's rate when data cost no energy",
         "real data cost energy, which lowers the clock",
-        "power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
+        "power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz requested",
     ]
 
 
@@ -93,9 +95,16 @@ def test_with_the_true_clock_each_loss_has_one_cause():
         "1815 MHz: the clock when data cost no energy",
         "1629 MHz: real data cost energy, which lowers the clock",
         "the kernel uses 97.9 % of the units' cycles",
-        "1373 MHz: power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz",
+        "1373 MHz: power limit: 699 of 700 W, 0.989 J/TFLOP, 1470 MHz requested",
         "the kernel uses 95.2 % of the units' cycles",
     ]
+
+
+def test_a_loss_under_load_within_the_noise_is_not_the_largest_loss():
+    rows = [*ROWS[:4], row("normal", 840.0, "sustained", 1470e6, 699.0, spread=0.1)]
+    steps = make_waterfall_steps(rows, H200)
+    assert steps[-1].cause == LOAD_NOISE_CAUSE
+    assert "the largest loss: burst, zeros" in describe_waterfall_result(steps)[0]
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def test_ctrl_c_leaves_whole_logs_and_an_unknown_verdict(run, monkeypatch):
     monkeypatch.setattr(PhaseLines, "show_phases", show)
     code, out, err = run(*NODE)
     assert code == 130
-    assert "mamf: interrupted (exit code 130): the verdict covers only what was measured before; " in err
+    assert "mamf: interrupted (exit code 130): the verdict covers only what was measured; " in err
     assert out.startswith("UNKNOWN: device ")
     logs = [read_run_log(log) for log in (run.folder / "logs").glob("*.jsonl")]
     assert logs

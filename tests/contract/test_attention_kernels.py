@@ -649,6 +649,19 @@ def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, lea
     assert least <= compute_key_sum_error(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv}) <= most
 
 
+@pytest.mark.parametrize(("softmax_error", "zeroed", "is_wrong"), [(3e-6, 0, False), (0.0, 1, True)])
+def test_errors_of_the_softmax_are_alike_for_all_keys(softmax_error, zeroed, is_wrong):
+    """dV of many keys in float32. A row of P sums to 1 plus an error of the softmax, which adds up over all keys."""
+    torch.manual_seed(0)
+    shape = AttentionShape(1, 1, 1, 64, 16384, 8, 8, False, None)
+    do, scores = torch.randn(1, 1, 64, 8), torch.randn(64, 16384) / 3
+    sums = 1 + softmax_error * torch.randn(64, 1)
+    dv = ((torch.softmax(scores, 1) * sums).T @ do[0, 0])[None, None]
+    dv[:, :, 512 : 512 + zeroed] = 0
+    error = compute_key_sum_error(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv})
+    assert (error > 1.6e-4) == is_wrong  # the bound of a kernel in float32
+
+
 class RoundedScores(torch.autograd.Function):
     """Attention that rounds gradients of scaled scores to a dtype, as the memory-efficient kernel does."""
 

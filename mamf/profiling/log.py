@@ -171,6 +171,8 @@ _MAX_ROUNDING_ERROR_SECONDS = 1e-12
 # If operations without a FLOP formula take more than this share of a class's time, the report says for how much of the
 # time mamf counted FLOP.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
+#: Reports warn if steps without the profiler take more than this many times as long as steps with it.
+_MAX_UNPROFILED_TIME_RATIO = 1.05
 #: A rank is a straggler if its step is longer than that of the fastest rank, and the difference is at least this share
 #: of its step. Time in which only communication runs does not count. On two H200, the step times of ranks with equal
 #: work differed by 1.3 to 2.9 % over three steps.
@@ -337,6 +339,8 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_shares(profile)
+    if (profile.unprofiled_step_seconds or 0.0) > _MAX_UNPROFILED_TIME_RATIO * profile.step_seconds:
+        yield "a step took longer without the profiler than with it, so the device's speed changed: idle may be high"
     if profile.mamfu is None and (dtypes := ", ".join(profile.dtypes_without_ceiling)):
         yield (
             f"no MAMFU of all FLOP, because no sustained ceiling of {dtypes} is known: measure it with 'mamf find "

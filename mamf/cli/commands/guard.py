@@ -32,7 +32,7 @@ from mamf.errors import (
     require_nonempty_list,
     require_whole_number,
 )
-from mamf.files import write_file_atomically
+from mamf.files import make_folder, write_file_atomically
 from mamf.operation import MeasurementRequest
 from mamf.plans import COMMON_REGIMES, GUARD, MAX_GUARD_ROUNDS, GuardOptions, Plan
 
@@ -161,7 +161,9 @@ def run_with_options(options: argparse.Namespace) -> int:
         raise UsageError(
             "--update cannot be combined with --junit or --markdown, because --update makes no comparison to report"
         )
-    for path in filter(None, (options.junit, options.markdown, options.update and baseline_path)):
+    if options.update:
+        make_folder(baseline_path.parent)
+    for path in filter(None, (options.junit, options.markdown)):
         if not path.parent.is_dir():
             raise UsageError(f"cannot write {path}: there is no folder {path.parent}; create it first")
     # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
@@ -294,8 +296,8 @@ class _GuardSession(Session):
             self._refuse_baseline(
                 f"{noisy_count} of {len(self.plan.list_row_keys())} rows vary by more than the tolerance of "
                 f"{format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
-                f"(+-{format_as_percent(round(widest, 4))}); measure while nothing else runs on the machine, or raise "
-                "the tolerance"
+                f"(+-{format_as_percent(round(widest, 4))} for all rounds together; the table shows only the first "
+                "round); measure while nothing else runs on the machine, or raise the tolerance"
             )
         else:
             write_file_atomically(baseline, log.path.read_bytes())

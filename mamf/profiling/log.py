@@ -171,8 +171,6 @@ _MAX_ROUNDING_ERROR_SECONDS = 1e-12
 # If operations without a FLOP formula take more than this share of a class's time, the report says for how much of the
 # time mamf counted FLOP.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
-#: Reports warn if steps without the profiler take more than this many times as long as steps with it.
-_MAX_UNPROFILED_TIME_RATIO = 1.05
 #: A rank is a straggler if its step is longer than that of the fastest rank, and the difference is at least this share
 #: of its step. Time in which only communication runs does not count. On two H200, the step times of ranks with equal
 #: work differed by 1.3 to 2.9 % over three steps.
@@ -317,15 +315,15 @@ def describe_device(profile: Profile) -> str:
 
 
 def describe_largest_classes(profile: Profile) -> str:
-    """Return one line with the three classes that have the largest shares of a step.
-
-    Add the MAMFU of each class, if known. MAMFU is the FLOP rate as a share of the matmul ceiling.
+    """Return one line with the three classes that have the largest shares of a step, and their MAMFU (FLOP rate as a
+    share of the matmul ceiling), if known. If steps were uneven, leave out the idle time.
     """
     shares = [
         f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
-        for row in sorted(profile.classes, key=lambda row: -row.visible)[:3]
+        for row in sorted(profile.classes, key=lambda row: -row.visible)
+        if not (profile.is_uneven and row.name == IDLE_LABEL)
     ]
-    return f"largest parts of {'a step' if profile.steps else 'the time'}: {', '.join(shares)}"
+    return f"largest parts of {'a step' if profile.steps else 'the time'}: {', '.join(shares[:3])}"
 
 
 def _yield_table_remarks(profile: Profile) -> Iterator[str]:
@@ -339,8 +337,6 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     if not profile.is_of_device:
         yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
     yield _explain_shares(profile)
-    if (profile.unprofiled_step_seconds or 0.0) > _MAX_UNPROFILED_TIME_RATIO * profile.step_seconds:
-        yield "a step took longer without the profiler than with it, so the device's speed changed: idle may be high"
     if profile.mamfu is None and (dtypes := ", ".join(profile.dtypes_without_ceiling)):
         yield (
             f"no MAMFU of all FLOP, because no sustained ceiling of {dtypes} is known: measure it with 'mamf find "
@@ -379,10 +375,8 @@ def _explain_shares(profile: Profile) -> str:
     """Return one line that says which duration is 100 % in the shares, and whether the idle time is known, unknown or
     only an upper bound.
     """
-    unprofiled_seconds, busy_seconds_per_step = (
-        profile.unprofiled_step_seconds,
-        profile.busy_seconds / (profile.steps or 1),
-    )
+    unprofiled_seconds = profile.unprofiled_step_seconds
+    busy_seconds_per_step = profile.busy_seconds / (profile.steps or 1)
     if unprofiled_seconds is None:
         return "mamf timed no step without the profiler: idle time is an upper bound, all other shares are lower bounds"
     busy_text = f"the device was busy for {format_milliseconds(busy_seconds_per_step)} ms of a step in the trace"
@@ -394,6 +388,7 @@ def _explain_shares(profile: Profile) -> str:
     return (
         f"shares are relative to the step time without the profiler ({format_milliseconds(unprofiled_seconds)} ms); "
         f"idle is this time minus the busy time in the trace ({format_milliseconds(busy_seconds_per_step)} ms)"
+        + (", too high because steps were faster with the profiler" if profile.is_uneven else "")
     )
 
 

@@ -32,6 +32,8 @@ PEAK_MEMORY = "peak"
 #: If at most this share of the FLOP is in dtypes without a known ceiling, MAMFU ignores these FLOP. For example, a
 #: model may compute its rotary tables in float32 and everything else in bfloat16.
 _MAX_SHARE_WITHOUT_CEILING = 0.01
+#: Steps are uneven if they take more than this many times as long without the profiler as with it.
+_MAX_UNPROFILED_TIME_RATIO = 1.05
 #: Matches the parts of a module's path that replace_layer_numbers changes. The function replaces the number of a layer,
 #: and removes the attribute in which a wrapper of torch stores the wrapped module.
 _REPLACED_NAME_PART_PATTERN = re.compile(
@@ -139,8 +141,14 @@ class Profile:
 
     def __post_init__(self) -> None:
         # Compute the idle time again, because logs of early versions of mamf contain the sum of all gaps in the trace.
+        # Leave out the row of idle time if this time is unknown, because the device was busy for longer than a step
+        # takes without the profiler.
         idle_seconds = self.whole_seconds - self.busy_seconds
-        rows = tuple(replace(row, visible=idle_seconds) if row.name == IDLE_LABEL else row for row in self.classes)
+        rows = tuple(
+            replace(row, visible=idle_seconds) if row.name == IDLE_LABEL else row
+            for row in self.classes
+            if row.name != IDLE_LABEL or idle_seconds > 0
+        )
         object.__setattr__(self, "classes", rows)
 
     def get_visible_seconds(self, name: str) -> float:
@@ -175,6 +183,13 @@ class Profile:
     @property
     def step_seconds(self) -> float:
         return self.seconds / (self.steps or 1)
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether steps took clearly longer without the profiler than with it. The speed of the device then changed
+        between them, and the idle time is probably too high.
+        """
+        return (self.unprofiled_step_seconds or 0.0) > _MAX_UNPROFILED_TIME_RATIO * self.step_seconds
 
     @property
     def flop(self) -> int:

@@ -365,9 +365,9 @@ def describe_row_outcome(row: JudgedRow) -> str:
     )
 
 
-def make_guard_document(result: GuardResult) -> Document:
+def make_guard_document(result: GuardResult, top: int | None = 0) -> Document:
     """Return the report of ``mamf guard``: first the comparison with the baseline, then the rows that regressed,
-    failed, are new or are undecided, and last the verdict.
+    failed, are new or are undecided, and last the verdict. ``top``: as for ``make_comparison_document``.
     """
     other_rows = [
         f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}"
@@ -380,7 +380,7 @@ def make_guard_document(result: GuardResult) -> Document:
         return Document("Guard", [answer], data)
     outcome_by_pair = {id(row.pair): row.outcome for row in result.rows}
     outcome: Column[RowPair] = Column("", "outcome", lambda pair: outcome_by_pair[id(pair)], is_left_aligned=True)
-    compared = make_comparison_document(result.comparison, result.tolerance)
+    compared = make_comparison_document(result.comparison, result.tolerance, top)
     _, table, details, *_ = compared.blocks
     assert isinstance(table, Table)
     columns = [outcome if column.title == "verdict" else column for column in table.columns]

@@ -79,7 +79,7 @@ class ComparedRun(NamedTuple):
     - ``statistic``: the statistic of ``tflops_by_shape`` (mamf-finder), or the regime (mamf).
     - ``headline_by_name``: the headline figures by their names "MAMF" and "MSMF"; a name is missing if the run does not
       have the figure.
-    - ``regime``: the regime of ``tflops_by_shape``; empty for mamf-finder.
+    - ``regime``: the regime of ``tflops_by_shape``; empty for mamf-finder. ``dtype``: empty if unknown.
     """
 
     name: str
@@ -87,6 +87,7 @@ class ComparedRun(NamedTuple):
     tflops_by_shape: Mapping[str, float]
     headline_by_name: Mapping[str, Headline]
     regime: str = ""
+    dtype: str = ""
 
     @property
     def label(self) -> str:
@@ -109,8 +110,10 @@ def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
     headlines = {
         key: Headline(row.tflops[key], str(row.shape)) for key, row in log.best.items() if key in _HEADLINE_REGIMES
     }
-    label = f"{name}: mamf-finder {log.version or ''} on {log.device or 'unknown device'}"
-    return ComparedRun(label, statistic, tflops_by_shape, headlines)
+    label = (
+        f"{name}: mamf-finder {log.version or ''} on {log.device or 'unknown device'}, {log.dtype or 'unknown dtype'}"
+    )
+    return ComparedRun(label, statistic, tflops_by_shape, headlines, dtype=log.dtype or "")
 
 
 def _convert_run_log(log: RunLog) -> ComparedRun:
@@ -130,16 +133,24 @@ def _convert_run_log(log: RunLog) -> ComparedRun:
         for name, headline_regime in _HEADLINE_REGIMES.items()
         if headline_regime in ceilings
     }
+    dtypes = " ".join(dict.fromkeys(problem.dtype for problem in log.plan.problems))
     return ComparedRun(
-        f"{log.path.name}: mamf on {log.header['device']['name']}", regime, tflops_by_shape, headlines, regime
+        f"{log.path.name}: mamf on {log.header['device']['name']}, {dtypes}",
+        regime,
+        tflops_by_shape,
+        headlines,
+        regime,
+        dtypes,
     )
 
 
 def make_side_by_side_document(a: ComparedRun, b: ComparedRun, *, top: int | None = None) -> Document:
     """Return a report that compares two runs without a verdict: their MAMF and MSMF if both runs have them, or their
     common shapes. ``top``: the maximum number of rows for people; None for all rows. Raises UsageError if the runs have
-    nothing in common.
+    different dtypes or nothing in common.
     """
+    if a.dtype and b.dtype and a.dtype != b.dtype:
+        raise UsageError(f"the two logs have different dtypes, {a.dtype} and {b.dtype}: give logs of the same dtype")
     names = [name for name in a.headline_by_name if name in b.headline_by_name]
     if names:
         figures = [{name: each.headline_by_name[name].tflops for name in names} for each in (a, b)]

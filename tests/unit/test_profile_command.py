@@ -64,7 +64,9 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     assert main(["profile", *arguments, script(TRAINING)]) == 0
     found = json.loads(capsys.readouterr().out)
     rows = {row["class"]: row for row in found["classes"]}
-    assert {"attention", "matmul", "normalization", "elementwise", "embedding", "optimizer", IDLE_LABEL} <= set(rows)
+    assert {"attention", "matmul", "normalization", "elementwise", "embedding", "optimizer"} <= set(rows)
+    # The profiler slows operations, so that their time may leave no idle time.
+    assert (IDLE_LABEL in rows) == (sum(rows[name]["share"] for name in rows if name != IDLE_LABEL) < 1 - 1e-9)
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
     assert rows.get(UNCLASSIFIED, {"share": 0})["share"] < 0.02
     assert found["steps"] == 2

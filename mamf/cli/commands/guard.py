@@ -247,11 +247,13 @@ class _GuardSession(Session):
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import make_guard_document
 
-        return super().make_document(log) if self.guard_result is None else make_guard_document(self.guard_result)
+        if self.guard_result is None:
+            return super().make_document(log)
+        return make_guard_document(self.guard_result, self.options.top)
 
     def print_report(self, log: RunLog) -> int:
         from mamf.logs.judging import judge_guard_log
-        from mamf.report.comparison import describe_guard_verdict, format_junit_xml, make_guard_document
+        from mamf.report.comparison import describe_guard_verdict, format_junit_xml
         from mamf.report.formats import TERMINAL_FORMATS, format_markdown
 
         if self.baseline_log:
@@ -263,7 +265,7 @@ class _GuardSession(Session):
                 xml = format_junit_xml(self.guard_result, f"mamf.{self.operation.name}", seconds)
                 write_file_atomically(self.options.junit, xml)
             if self.options.markdown:
-                write_file_atomically(self.options.markdown, format_markdown(make_guard_document(self.guard_result)))
+                write_file_atomically(self.options.markdown, format_markdown(self.make_document(log)))
         exit_code = super().print_report(log)
         if self.guard_result and self.options.format not in TERMINAL_FORMATS:
             print_line(describe_guard_verdict(self.guard_result), sys.stderr)
@@ -297,7 +299,8 @@ class _GuardSession(Session):
                 f"{noisy_count} of {len(self.plan.list_row_keys())} rows vary by more than the tolerance of "
                 f"{format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
                 f"(+-{format_as_percent(round(widest, 4))} for all rounds together; the table shows only the first "
-                "round); measure while nothing else runs on the machine, or raise the tolerance"
+                "round); measure while nothing else runs on the machine, or raise the tolerance and repeat the command "
+                f"with --resume {log.path}"
             )
         else:
             write_file_atomically(baseline, log.path.read_bytes())

@@ -145,8 +145,8 @@ def estimate_squared_row_norms(shape: AttentionShape, operands: Mapping[str, tor
 # line may differ from 1 by _MAX_SLOPE_ERROR, plus MAX_ROUNDING_DEVIATIONS times the standard deviation that rounding
 # causes.
 _MAX_SLOPE_ERROR, MAX_ROUNDING_DEVIATIONS = 1e-3, 8.0
-# The largest allowed error of the sum of a row of P, in units of the epsilon of the softmax's dtype. On an H200, the
-# standard deviation of this error was up to 7 in torch's efficient attention, with 60,000 keys.
+# The largest allowed error of the sum of a row of P, in epsilons of the softmax's dtype. In torch's efficient attention
+# on an H200, the standard deviation of this error was 7 with 60,000 keys.
 _MAX_SOFTMAX_ERROR = 8 * MAX_ROUNDING_DEVIATIONS
 # The largest allowed relative error of a single row of the output, for exact and for approximate kernels. Rounding
 # causes far smaller errors, and a row that the kernel never wrote has a far larger error.
@@ -276,11 +276,9 @@ def compute_key_sum_error(
     Each row of P sums to 1 and each row of dS to 0. So the sum of dV = P^T dO along the keys is the sum of dO over the
     queries that see a key, and the sum of dK = dS^T Q / sqrt(d) is 0.
 
-    Rounding errors largely average out in these sums. There are two exceptions, whose largest possible errors do not
-    count. First, the rows of P sum to 1 only with the accuracy of the softmax, and this error is the same for all keys
-    (_MAX_SOFTMAX_ERROR). Second, with a single query, all elements of dV may be rounded in the same direction: by half
-    the dtype's epsilon. Do not check dK if each query sees at most one key on average, because dK then consists mainly
-    of rounding errors.
+    Most rounding errors average out in these sums. Subtract the largest errors that do not: those of the sums of P's
+    rows (_MAX_SOFTMAX_ERROR) and, with one query, half the epsilon of dV's dtype, because all elements may be rounded
+    alike. Do not check dK if each query sees at most one key on average: dK then consists mainly of rounding errors.
     """
     blind_query_count = shape.seqlen_q - shape.seqlen_k - (0 if shape.causal else shape.window or shape.seqlen_q)
     max_error = 0.0
@@ -294,10 +292,9 @@ def compute_key_sum_error(
             shared_rounding = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
             if name == "dk" and shape.unmasked_pairs_per_head <= shape.seqlen_q:
                 continue
-            excess = (gradients.sum(1) - expected).abs() - shared_rounding * gradients.abs().sum(1)
-            if name == "dv":
-                softmax_dtype = torch.promote_types(results[name].dtype, torch.float32)
-                excess -= _MAX_SOFTMAX_ERROR * torch.finfo(softmax_dtype).eps * query_norms
+            softmax_eps = torch.finfo(torch.promote_types(results[name].dtype, torch.float32)).eps
+            softmax_error = _MAX_SOFTMAX_ERROR * softmax_eps * query_norms if name == "dv" else 0.0
+            excess = (gradients.sum(1) - expected).abs() - shared_rounding * gradients.abs().sum(1) - softmax_error
             error = excess.clamp_min(0.0) / torch.maximum(norms, norms.mean())
             max_error = max(max_error, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())
     return max_error

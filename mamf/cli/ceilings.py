@@ -146,7 +146,8 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
 
 
 def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
-    """Plan a search for the read bandwidth in ``regimes``, with an array that does not fit in a cache.
+    """Plan a search for the read bandwidth in ``regimes``, with an array that does not fit in a cache. Raises
+    UnavailableError if memory is too small for such an array.
 
     On an accelerator the array is several GiB large, because a longer pass over memory reaches a higher rate.
     """
@@ -157,6 +158,8 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         for shape in operation.choose_default_shapes(backend)
         if problem.is_served_by_memory(shape, backend.info.cache_bytes)
     ]
+    if not shapes:
+        raise UnavailableError("the memory is too small for arrays that are 16 times as large as the last-level cache")
     if backend.is_accelerator:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_ARRAY_BYTES] or shapes[-1:]
     kernels = [name for name, _ in choose_kernels(operation, backend)]
@@ -164,7 +167,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         operation,
         kernels,
         [problem],
-        shapes[:1] or operation.choose_default_shapes(backend)[-1:],
+        shapes[:1],
         regimes,
         FIND,
         budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],

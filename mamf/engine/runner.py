@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,8 +38,9 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, RowKey
 from mamf.plugins.contracts import convert_plugin_errors
 
-#: A kernel that has crashed the process this many times is not launched again.
-_MAX_CRASHES_PER_KERNEL = 3
+#: A kernel that has crashed the process this many times is not launched again. A row is skipped if it would probably
+#: exceed the budget by more than this share of the budget.
+_MAX_CRASHES_PER_KERNEL, _MAX_BUDGET_EXCESS = 3, 0.2
 #: The name by which the user requested a kernel, and the kernel itself.
 NamedKernel = tuple[str, AnyKernel]
 #: A function that shows the user which step (shape and kernel, as text) a run prepares or, if True, now measures. The
@@ -133,6 +134,7 @@ class Runner:
         self._unused_rows = deque(self.replayed_rows)
         self._operand_pools: dict[object, OperandPool] = {}
         self._has_measured_row = self._has_tried_step = False
+        self._seconds_per_byte: dict[tuple[str, str], list[float]] = defaultdict(list)
 
     def measure_steps(self, steps: StepGenerator) -> Iterator[Measurement]:
         """Measure the steps that a strategy yields, and yield the rows for the log. Closing the returned generator
@@ -261,11 +263,11 @@ class Runner:
         """Measure a step and return its row, or None if the run's budget ended first. Raise DeviceLostError if the
         device no longer answers.
         """
-        if self.is_budget_over():
+        if self.is_budget_over() or self._would_exceed_budget(step):
             self.skipped_step_count += 1
             return None
         self._has_tried_step = self._has_tried_step or not step.is_reference
-        kernel, problem = step.kernel, step.problem
+        kernel, problem, start_time = step.kernel, step.problem, self.now()
         require_positive_work(problem, step.shape)
         limit = compute_max_possible_rate(kernel, self.backend.info, problem, step.shape)
         # The first row has no deadline. Otherwise a run with a very short budget would never complete the row, even if
@@ -303,7 +305,19 @@ class Runner:
             self.skipped_step_count += 1
             return None
         self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
+        if row.ok:
+            self._seconds_per_byte[problem.operation, kernel.name].append((self.now() - start_time) / row.work.nbytes)
         return replace(row, phase=step.phase, round_number=step.round_number, is_reference=step.is_reference)
+
+    def _would_exceed_budget(self, step: Step) -> bool:
+        """Return whether a step on a CPU, which includes filling and checking its operands, would probably exceed the
+        budget by more than 20 %. The estimate is the lowest time per byte of the same kernel so far.
+        """
+        seconds_per_byte = self._seconds_per_byte[step.problem.operation, step.kernel.name]
+        if self.budget_seconds is None or self.backend.is_accelerator or step.phase or len(seconds_per_byte) < 2:
+            return False
+        end_time = self.now() + min(seconds_per_byte) * step.problem.compute_work(step.shape).nbytes
+        return end_time > self.start_time + (1 + _MAX_BUDGET_EXCESS) * self.budget_seconds
 
     def _require_answering_device(self, failed_row: Measurement) -> None:
         """Raise DeviceLostError if the device no longer answers. ``failed_row``: the row that the error passes to the

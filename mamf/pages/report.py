@@ -225,11 +225,18 @@ def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:
         roofs = build_roofs_from_logs(ceiling_logs)
     except MamfError:  # The logs are from several cards, or a ceiling is missing.
         return []
-    row_logs = [log for log in logs if log not in ceiling_logs and log.header["device"]["uuid_hash"] == roofs.uuid_hash]
-    points = [point for log in row_logs for point in select_roofline_points(log.measurements, roofs)]
-    header = ceiling_logs[0].header
-    document = make_roofline_document(roofs, points, describe_machine(header), MAX_OPEN_PANELS)
-    return [make_roofline_chart(roofs, points, header), *document.visible_blocks]
+    points = [
+        point
+        for log in logs
+        if log not in ceiling_logs and log.header["device"]["uuid_hash"] == roofs.uuid_hash
+        for point in select_roofline_points(log.measurements, roofs)
+    ]
+    return [
+        make_roofline_chart(roofs, points, ceiling_logs[0].header),
+        *make_roofline_document(
+            roofs, points, describe_machine(ceiling_logs[0].header), MAX_OPEN_PANELS
+        ).visible_blocks,
+    ]
 
 
 def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:

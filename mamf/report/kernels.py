@@ -309,9 +309,6 @@ def make_kernels_document(
         answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
     for regime in dict.fromkeys(row.regime for row in rows):
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
-    nothing_measured = f"no row of {operation} was measured" + (
-        ", only its ceilings" if any(row.ok for row in rows) else ""
-    )
     end = describe_run_end(summary, left_noun="measurement" if confirmed_ceilings is None else "ceiling")
     blocks: list[Block] = [
         Lines(head),
@@ -320,7 +317,7 @@ def make_kernels_document(
         Lines([describe_best_kernel_counts(best)] if len(best) > 1 else []),
         *make_group_tables(rows, shares, top, baseline),
         *yield_step_part_blocks(rows),
-        Answer([*answers, *([] if answers or with_ceiling else [nothing_measured]), end]),
+        Answer([*answers, *([] if answers or with_ceiling else [f"no row of {operation} was measured"]), end]),
     ]
     return Document(
         f"{operation} on {header['device']['name']}", blocks, {"header": header, "summary": summary}, "measurements"

@@ -97,6 +97,25 @@ def test_a_budget_that_ends_while_the_run_prepares_still_gives_a_row(backend):
     assert (row.ok, sweep.skipped_step_count) == (True, 1)
 
 
+class SlowToPrepare(SimulatedMatmul):
+    """A kernel whose operands take 1 s per 100 MB to prepare."""
+
+    def prepare(self, backend, problem, shape, *arguments, **keywords):
+        backend.sleep(problem.compute_work(shape).nbytes / 1e8)
+        return super().prepare(backend, problem, shape, *arguments, **keywords)
+
+
+@pytest.mark.parametrize("is_accelerator", [False, True])
+def test_a_row_on_a_cpu_that_takes_too_long_to_prepare_is_not_begun(monkeypatch, is_accelerator):
+    monkeypatch.setattr(SimulatedBackend, "is_accelerator", is_accelerator)
+    shapes = [MatmulShape(4096, 4096, size) for size in (4096, 8192, 131072)]  # 1, 1.7 and 21 s
+    plan = plan_of(shapes, order="given", budget_seconds=15.0)
+    backend = SimulatedBackend()
+    sweep = OneKernelStrategy(setup_of(plan, [SlowToPrepare()], backend, ()))
+    assert [row.shape for row in sweep.yield_results()] == shapes[:2]
+    assert (sweep.skipped_step_count, backend.now() > 18.0) == (1, is_accelerator)
+
+
 class Second(SimulatedMatmul):
     name = "second"
 

@@ -247,9 +247,11 @@ class _GuardSession(Session):
     def make_document(self, log: RunLog) -> Document:
         from mamf.report.comparison import make_guard_document
 
-        if self.guard_result is None:
-            return super().make_document(log)
-        return make_guard_document(self.guard_result, self.options.top)
+        return (
+            super().make_document(log)
+            if self.guard_result is None
+            else make_guard_document(self.guard_result, self.options.top)
+        )
 
     def print_report(self, log: RunLog) -> int:
         from mamf.logs.judging import judge_guard_log

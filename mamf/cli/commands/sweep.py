@@ -5,7 +5,7 @@ another operation, and print the fastest rows.
 from __future__ import annotations
 
 import argparse
-import functools
+from functools import partial
 from typing import Any
 
 from mamf.cli.parser import CommandParser
@@ -45,8 +45,7 @@ def add_options(parser: CommandParser) -> None:
     operation = make_requested_operation(parser.command_words)
     parser.set_defaults(requested_operation=operation)
     add_operation_options(parser, operation, takes_several_values=operation.compares_kernels)
-    parser.operation_name = operation.name
-    parser.list_operation_names = functools.partial(list_builtin_names, OPERATION_GROUP)
+    parser.operation_name, parser.list_operation_names = operation.name, partial(list_builtin_names, OPERATION_GROUP)
     group = parser.add_argument_group("what to measure")
     add_shared_options(group, "--operation", default_text="matmul; every operation adds its own options")
     if operation.compares_kernels:

@@ -126,11 +126,11 @@ def estimate_squared_row_norms(shape: AttentionShape, operands: Mapping[str, tor
     """
     if "do" not in operands:
         return {}
-    norms = {
-        name: torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)).item()
+    mean_square = {
+        name: torch.linalg.vector_norm(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32)).item() ** 2
+        / tensor.numel()
         for name, tensor in operands.items()
     }
-    mean_square = {name: norm**2 / operands[name].numel() for name, norm in norms.items()}
     keys_per_query = max(1.0, shape.unmasked_pairs_per_head / shape.seqlen_q)
     # The elements of P are about 1 / keys_per_query, so this is the sum of dS * dS over the keys of one query.
     squared_score_gradients = mean_square["do"] * mean_square["v"] * shape.head_dim_v / keys_per_query

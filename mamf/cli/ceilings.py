@@ -29,7 +29,12 @@ from mamf.logs.roofs import find_read_bandwidths
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import find_rate, group_pairs
 from mamf.operation import make_operation_plan
-from mamf.operations.bandwidth.operation import MIN_ARRAYS_TO_CACHE_RATIO, BandwidthOperation
+from mamf.operations.bandwidth.operation import (
+    DEFAULT_CACHE_BYTES,
+    MIN_ARRAYS_TO_CACHE_RATIO,
+    BandwidthOperation,
+    BandwidthShape,
+)
 from mamf.operations.matmul.operation import make_problem
 from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
@@ -40,7 +45,7 @@ from mamf.plugins.discovery import choose_kernels
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
 #: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in the burst
 #: regime, reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
-_MIN_READ_ARRAY_BYTES = 4 * 2**30
+_MIN_READ_ARRAY_BYTES, _MAX_CPU_READ_ARRAY_BYTES = 4 * 2**30, 4 * 2**30
 #: All searches for ceilings together may use at most this share of the run's budget. The rest is for the rows.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
 
@@ -70,7 +75,8 @@ def read_given_ceilings(
         if not ceilings_of_log:
             raise UsageError(
                 f"{path}, given with --ceiling, has no ceiling: give a log of 'mamf find', or of 'mamf bandwidth "
-                f"--pattern read' with arrays at least {MIN_ARRAYS_TO_CACHE_RATIO} times as large as the cache"
+                f"--pattern read' with arrays of at least "
+                f"{BandwidthShape(MIN_ARRAYS_TO_CACHE_RATIO * (backend.info.cache_bytes or DEFAULT_CACHE_BYTES))}"
             )
         for key, ceiling in ceilings_of_log.items():
             require_ceiling_of_card(ceiling, backend)
@@ -158,16 +164,19 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         for shape in operation.choose_default_shapes(backend)
         if problem.is_served_by_memory(shape, backend.info.cache_bytes)
     ]
-    if not shapes:
-        raise UnavailableError("the memory is too small for arrays that are 16 times as large as the last-level cache")
     if backend.is_accelerator:
         shapes = [shape for shape in shapes if shape.nbytes >= _MIN_READ_ARRAY_BYTES] or shapes[-1:]
+    elif not shapes or shapes[0].nbytes > _MAX_CPU_READ_ARRAY_BYTES:
+        raise UnavailableError(
+            "it needs an array that takes long to fill, because the last-level cache is large; measure it with 'mamf "
+            "bandwidth --pattern read', and give its log to --ceiling, together with a log of 'mamf find'"
+        )
     kernels = [name for name, _ in choose_kernels(operation, backend)]
     return make_operation_plan(
         operation,
         kernels,
         [problem],
-        shapes[:1],
+        shapes[:1] or operation.choose_default_shapes(backend)[-1:],
         regimes,
         FIND,
         budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],

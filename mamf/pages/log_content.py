@@ -167,8 +167,10 @@ def _make_command_parts(command: str) -> list[PagePart]:
     if command in ("", PYTHON_COMMAND):
         return []
     command = _OUTPUT_OPTION_PATTERN.sub("", command)
-    note = Lines(["The log does not contain the folders of its author: replace <path> by yours."])
-    return [CopyableCommand(command), *([note] if "<path>" in command else [])]
+    return [
+        CopyableCommand(command),
+        *([Lines(["The log does not contain the author's folders: replace <path>."])] if "<path>" in command else []),
+    ]
 
 
 def make_finder_content(name: str, run: FinderRun) -> LogContent:
@@ -263,9 +265,8 @@ def make_run_log_content(log: RunLog) -> LogContent:
 
 def _list_unconfirmed_ceilings(log: RunLog) -> Sequence[str]:
     """Return a line for each regime whose ceiling a search did not confirm."""
-    can_be_confirmed = log.plan.is_search and not log.part_logs and not explain_missing_ceiling(log.measurements)
-    rows = log.measurements if can_be_confirmed else ()
-    return list(describe_unconfirmed_regimes(rows, log.ceilings, log.plan.regimes))
+    has_answer = not log.plan.is_search or log.part_logs or explain_missing_ceiling(log.measurements)
+    return list(describe_unconfirmed_regimes(() if has_answer else log.measurements, log.ceilings, log.plan.regimes))
 
 
 def _make_pictures(log: RunLog) -> Iterator[Picture]:

@@ -365,7 +365,8 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
         yield "'in MODULE': memory that its forward pass allocated in these steps, and that was not freed at the peak"
     if profile.modules:
         yield (
-            "the time of a module includes its backward pass and its inner modules; "
+            "the time of a module includes its backward pass and its inner modules; TFLOPS and MAMFU are those of its "
+            "matmuls and attention during their own time; "
             "modules whose names differ only in numbers are added up"
         )
     yield from profile.notes

@@ -292,8 +292,8 @@ def compute_key_sum_error(
             shared_rounding = torch.finfo(results[name].dtype).eps / 2 if name == "dv" and shape.seqlen_q == 1 else 0.0
             if name == "dk" and shape.unmasked_pairs_per_head <= shape.seqlen_q:
                 continue
-            softmax_eps = torch.finfo(torch.promote_types(results[name].dtype, torch.float32)).eps
-            softmax_error = _MAX_SOFTMAX_ERROR * softmax_eps * query_norms if name == "dv" else 0.0
+            softmax = torch.finfo(torch.promote_types(results[name].dtype, torch.float32))
+            softmax_error = _MAX_SOFTMAX_ERROR * softmax.eps * query_norms if name == "dv" else 0.0
             excess = (gradients.sum(1) - expected).abs() - shared_rounding * gradients.abs().sum(1) - softmax_error
             error = excess.clamp_min(0.0) / torch.maximum(norms, norms.mean())
             max_error = max(max_error, error.nan_to_num(nan=0.0 if not norms.any() else math.inf).max().item())

@@ -218,7 +218,8 @@ class BandwidthOperation(ByteSizedOperation[BandwidthProblem, BandwidthShape]):
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BandwidthShape]:
         """Return sizes that are powers of two. At the smallest size, the arrays of a pass fit in the cache. At the
-        largest size, they fill half of the memory.
+        largest size, they fill half of the memory. If the cache is so large that even then memory may not serve the
+        pattern ``read``, which has a single array, add a size that is large enough for it.
         """
         info = backend.info
         memory = min(
@@ -226,7 +227,9 @@ class BandwidthOperation(ByteSizedOperation[BandwidthProblem, BandwidthShape]):
         )
         smallest = floor_to_power_of_two((info.cache_bytes or DEFAULT_CACHE_BYTES) // MAX_ARRAY_COUNT)
         largest = floor_to_power_of_two(memory // 2 // MAX_ARRAY_COUNT)
-        return [BandwidthShape(smallest << step) for step in range(max(largest // smallest, 1).bit_length())]
+        sizes = [smallest << step for step in range(max(largest // smallest, 1).bit_length())]
+        needed = 2 * floor_to_power_of_two(MIN_ARRAYS_TO_CACHE_RATIO * (info.cache_bytes or DEFAULT_CACHE_BYTES) - 1)
+        return [BandwidthShape(size) for size in (*sizes, *([needed] if sizes[-1] < needed <= memory // 2 else ()))]
 
     def find_max_possible_rate(
         self, info: DeviceInfo, problem: BandwidthProblem, shape: BandwidthShape | None = None

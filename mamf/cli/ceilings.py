@@ -44,7 +44,8 @@ from mamf.plugins.discovery import choose_kernels
 #: (burst and sustained).
 _SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
 #: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in the burst
-#: regime, reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %.
+#: regime, reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %. And the
+#: maximum size on a CPU, where filling and checking 8 GiB takes 40 s.
 _MIN_READ_ARRAY_BYTES, _MAX_CPU_READ_ARRAY_BYTES = 4 * 2**30, 4 * 2**30
 #: All searches for ceilings together may use at most this share of the run's budget. The rest is for the rows.
 _MAX_SEARCH_SHARE_OF_BUDGET = 0.5
@@ -153,7 +154,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
 
 def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
     """Plan a search for the read bandwidth in ``regimes``, with an array that does not fit in a cache. Raises
-    UnavailableError if memory is too small for such an array.
+    UnavailableError on a CPU whose cache is so large that filling such an array takes long, or memory is too small.
 
     On an accelerator the array is several GiB large, because a longer pass over memory reaches a higher rate.
     """

@@ -305,7 +305,7 @@ class Runner:
             self.skipped_step_count += 1
             return None
         self._has_measured_row = self._has_measured_row or (row.ok and not step.is_reference)
-        if row.ok:
+        if row.ok and row.work.nbytes:
             self._seconds_per_byte[problem.operation, kernel.name].append((self.now() - start_time) / row.work.nbytes)
         return replace(row, phase=step.phase, round_number=step.round_number, is_reference=step.is_reference)
 

@@ -228,7 +228,8 @@ def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:
     points = [
         point
         for log in logs
-        if log not in ceiling_logs and log.header["device"]["uuid_hash"] == roofs.uuid_hash
+        if log.plan.kind != FIND
+        and (log.header["device"]["name"], log.header["device"]["uuid_hash"]) == (roofs.device, roofs.uuid_hash)
         for point in select_roofline_points(log.measurements, roofs)
     ]
     return [

@@ -32,7 +32,7 @@ from mamf.errors import (
     describe_error,
     get_catchable_plugin_errors,
 )
-from mamf.kernel import AnyKernel, Buffer, Problem
+from mamf.kernel import AnyKernel, Buffer, Problem, Work
 from mamf.logs.recording import LogRecord
 from mamf.measurement import Measurement
 from mamf.plans import Plan, RowKey
@@ -316,7 +316,7 @@ class Runner:
         seconds_per_byte = self._seconds_per_byte[step.problem.operation, step.kernel.name]
         if self.budget_seconds is None or self.backend.is_accelerator or step.phase or len(seconds_per_byte) < 2:
             return False
-        end_time = self.now() + min(seconds_per_byte) * step.problem.compute_work(step.shape).nbytes
+        end_time = self.now() + min(seconds_per_byte) * require_positive_work(step.problem, step.shape).nbytes
         return end_time > self.start_time + (1 + _MAX_BUDGET_EXCESS) * self.budget_seconds
 
     def _require_answering_device(self, failed_row: Measurement) -> None:
@@ -449,14 +449,15 @@ def make_failed_row(step: Step) -> Measurement:
     )
 
 
-def require_positive_work(problem: Problem, shape: Any) -> None:
-    """Raise PluginError unless the problem's operation reports a positive number of FLOP or bytes for a launch of this
-    shape. Without a positive number, a row of this shape would have no rate.
+def require_positive_work(problem: Problem, shape: Any) -> Work:
+    """Return the work of a launch of this shape. Raise PluginError unless the problem's operation reports a positive
+    number of FLOP or bytes. Without a positive number, a row of this shape would have no rate.
     """
     label = f"operation {problem.operation}"
     with convert_plugin_errors(label, f"the work of {shape}"):
-        amount = problem.compute_work(shape).amount
+        amount = (work := problem.compute_work(shape)).amount
     if not 0 < amount < math.inf:
         raise PluginError(
             f"{label} is broken: it reports {amount:g} as the work of a launch of {shape}, not a positive number"
         )
+    return work

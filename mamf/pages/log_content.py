@@ -265,8 +265,11 @@ def make_run_log_content(log: RunLog) -> LogContent:
 
 def _list_unconfirmed_ceilings(log: RunLog) -> Sequence[str]:
     """Return a line for each regime whose ceiling a search did not confirm."""
-    has_answer = not log.plan.is_search or log.part_logs or explain_missing_ceiling(log.measurements)
-    return list(describe_unconfirmed_regimes(() if has_answer else log.measurements, log.ceilings, log.plan.regimes))
+    return (
+        list(describe_unconfirmed_regimes(log.measurements, log.ceilings, log.plan.regimes))
+        if log.plan.is_search and not log.part_logs and not explain_missing_ceiling(log.measurements)
+        else []
+    )
 
 
 def _make_pictures(log: RunLog) -> Iterator[Picture]:

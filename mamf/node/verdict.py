@@ -230,14 +230,17 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
         yield NodeFinding(CRITICAL, device.label, f"{device.full_label}: {failure}")
     for missing_result in device.lacks:
         yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {missing_result}")
-    for figure, value in device.figures.items():
-        if not _is_comparable_figure(device, figure):
-            text = (
-                f"{device.full_label}: {figure} {format_figure(figure, value)} is too noisy to compare "
-                f"(+-{device.half_widths[figure]:.0%}): either this kind of device repeats its rates no better, "
-                "or another process uses it"
-            )
-            yield NodeFinding(WARN, device.label, text)
+    noisy = [
+        f"{figure} {format_figure(figure, value)} +-{device.half_widths[figure]:.0%}"
+        for figure, value in device.figures.items()
+        if not _is_comparable_figure(device, figure)
+    ]
+    if noisy:
+        text = (
+            f"{device.full_label}: too noisy to compare, because this kind of device repeats its rates no better or "
+            f"another process uses it: {', '.join(noisy)}"
+        )
+        yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
             yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")

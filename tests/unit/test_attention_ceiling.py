@@ -105,7 +105,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
 def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(attention, resume, tmp_path):
     code, out, err = attention("--budget", "2s")
     assert code == 0
-    said = "no bfloat16 burst ceiling was confirmed in 1 s, so rows show no share of it: continue with --resume"
+    said = "no bfloat16 burst ceiling was confirmed in 1 s, so rows show no share of it: search again with --resume"
     assert f"mamf: {said}" in err
     assert f"interrupted: the budget ended; {said}" in out
     log = read(tmp_path)

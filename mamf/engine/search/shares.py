@@ -55,8 +55,8 @@ class CeilingSharesStrategy(RowsStrategy):
         if missing := [f"{' '.join(key)} ceiling" for key in needed_keys if key not in self.found_ceilings]:
             self.on_failure(
                 f"no {' and no '.join(missing)} was confirmed in {self.search_plans[0].budget_seconds:.3g} s, so rows "
-                "show no share of it: continue with --resume and a longer --budget, or start a new run with --ceiling "
-                "LOG"
+                "show no share of it: search again with --resume and a longer --budget, or start a new run with "
+                "--ceiling LOG"
             )
         if budget is not None:
             seconds_left = budget - (self.backend.now() - start_time)

@@ -1,5 +1,5 @@
-"""Show progress on stderr: the number of measured rows, the remaining time and the best row. Show nothing if stderr is
-not a terminal.
+"""Show progress on stderr: the number of measured rows, the elapsed and remaining time, and the best row. Show nothing
+if stderr is not a terminal.
 """
 
 from __future__ import annotations
@@ -36,12 +36,19 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
     - ``shows_best_rows``: whether to show the best row. If False, show the number of wrong results instead.
     - ``logged_rows``: the rows that the log already contains. The bar can show one of them as the best row, but does
       not count them.
+    - ``budget_seconds``: the time budget of the run, which the bar then shows instead of the remaining time; None for a
+      run without a budget.
     """
 
     def __init__(
-        self, row_count: int | None, logged_rows: Iterable[Measurement] = (), shows_best_rows: bool = True
+        self,
+        row_count: int | None,
+        logged_rows: Iterable[Measurement] = (),
+        shows_best_rows: bool = True,
+        budget_seconds: float | None = None,
     ) -> None:
-        count_and_time = "" if row_count is None else "/{total_fmt} [{elapsed}<{remaining}]"
+        time_limit = "<{remaining}" if budget_seconds is None else f" of {tqdm.format_interval(budget_seconds)}"
+        count_and_time = "" if row_count is None else f"/{{total_fmt}} [{{elapsed}}{time_limit}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,
             # A narrow terminal cuts off the end of the line, so print the best row before what the run is doing now.

@@ -299,7 +299,9 @@ class Session:
             warn(format_check_result(finding))
         try:
             logged_rows = filter(run.is_result, run.rows)
-            with ProgressBar(self.count_remaining_measurements(), logged_rows, self.kind != VERIFY) as progress:
+            with ProgressBar(
+                self.count_remaining_measurements(), logged_rows, self.kind != VERIFY, self.plan.budget_seconds
+            ) as progress:
                 try:
                     for row in rows:
                         if run.is_result(row):

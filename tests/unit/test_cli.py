@@ -398,6 +398,13 @@ def test_a_warning_clears_the_progress_line_which_then_appears_below_it(monkeypa
     assert blanks == " " * len(line)
 
 
+def test_the_line_shows_the_budget_of_a_run_that_has_one(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with ProgressBar(79, budget_seconds=60.0) as progress:
+        progress.show_phase("measuring")
+    assert "0/79 [00:00 of 01:00]" in sys.stderr.getvalue()
+
+
 def test_the_line_says_which_step_is_prepared_and_then_shows_the_phase_again(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     heard = []

@@ -149,8 +149,10 @@ def _print_verdict(
     verdict = judge_devices(
         devices, baseline or make_contributed_baseline(devices), must_match_baseline=baseline is not None
     )
-    baseline_name = baseline.name if baseline else ""
-    print_document(options, make_node_document(devices, verdict, separate_measurement_reason, baseline_name))
+    print_document(
+        options,
+        make_node_document(devices, verdict, separate_measurement_reason, baseline.name if baseline else ""),
+    )
     if options.format in SINGLE_TABLE_FORMATS:
         print_line(verdict.reason, sys.stderr)
     return verdict.exit_code

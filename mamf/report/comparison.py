@@ -383,10 +383,15 @@ def make_guard_document(result: GuardResult, top: int | None = 0) -> Document:
     compared = make_comparison_document(result.comparison, result.tolerance, top)
     _, table, details, *_ = compared.blocks
     assert isinstance(table, Table)
-    columns = [outcome if column.title == "verdict" else column for column in table.columns]
+    decided = replace(
+        table,
+        columns=[outcome if column.title == "verdict" else column for column in table.columns],
+        # The remarks of the comparison explain its verdicts. They would contradict the outcome "ok".
+        get_remarks=lambda pair: [] if outcome_by_pair[id(pair)] == "ok" else table.get_remarks(pair),
+    )
     lines = [*describe_runs(result.comparison), describe_compared_figures(result.comparison)]
     warnings = [f"A: {warning}" for warning in list_warnings(result.comparison.a)]
-    blocks: list[Block] = [Lines(lines), replace(table, columns=columns), details, Lines(warnings), answer]
+    blocks: list[Block] = [Lines(lines), decided, details, Lines(warnings), answer]
     return Document("Guard", blocks, {**compared.json_data, **data})
 
 

@@ -278,7 +278,8 @@ class ShareCalculator:
         known_errors = sorted(filter(None, errors))
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*known_errors[:1], *known_errors[-1:]))
         accuracy = [
-            f"MAMFU: the error of the timer is up to {' to '.join(bounds)} % of a share, and largest for short launches"
+            f"MAMFU: the timer's error is at most {' % of a share for long launches, and '.join(bounds)} % "
+            f"{'for short ones' if len(bounds) > 1 else 'of a share'}"
         ]
         has_mbu = any(self.compute_row_mbu(row) for row in rows)
         measured += [

@@ -329,6 +329,15 @@ def test_what_scatters_too_much_is_undecided_and_skipped(guard, monkeypatch):
     assert guard("--strict")[0] == 3
 
 
+def test_a_noisy_row_that_passes_has_no_remark_that_it_is_undecided(guard, monkeypatch):
+    monkeypatch.setattr(SimulatedBackend, "burst_traits", NOISY)
+    (guard.folder / "guard.toml").write_text(f"tolerance = 0.27\n{FILE}")
+    assert guard("--update")[0] == 0
+    code, out, _ = guard()
+    assert (code, "guard PASSED: 0 of 4 rows" in out) == (0, True)
+    assert "decide" not in out
+
+
 def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monkeypatch):
     before = (guard.folder / "baseline.jsonl").read_bytes()
     monkeypatch.setattr(SimulatedBackend, "burst_traits", NOISY)
@@ -341,7 +350,7 @@ def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monk
 
 def test_a_baseline_whose_interval_is_unknown_is_refused_with_any_tolerance(guard, monkeypatch):
     before = (guard.folder / "baseline.jsonl").read_bytes()
-    (guard.folder / "guard.toml").write_text(f"tolerance = 0.99\n{FILE}")
+    (guard.folder / "guard.toml").write_text(f"tolerance = 0.27\n{FILE}")
     unknown = replace(NOISY, repeatability=Repeatability(0.2))  # more than 50 %, but less than the tolerance
     monkeypatch.setattr(SimulatedBackend, "burst_traits", unknown)
     code, _, err = guard("--update")

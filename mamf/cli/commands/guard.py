@@ -169,8 +169,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     # Read the baseline before mamf opens a device, so that mamf reports an unreadable baseline at once.
     if not options.update and not baseline_path.exists():
         raise UsageError(
-            f"there is no baseline {baseline_path}: measure one with 'mamf guard FILE --update', while nothing else "
-            "uses the device"
+            f"there is no baseline {baseline_path}: measure one with 'mamf guard {options.file} --update', while "
+            "nothing else uses the device"
         )
     options.baseline_log = None if options.update else read_log(baseline_path)
     return run_kernel_session(options, _GuardSession)

@@ -8,7 +8,7 @@ bandwidth ceiling for each memory level. This module computes everything from ro
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mamf.ceilings.ceiling import Ceiling, find_row_ceiling
@@ -38,12 +38,14 @@ class Roofs:
     - ``device``, ``uuid_hash``: the name of the device and a hash of its UUID, if it has one.
     - ``matmul_ceilings``: matmul ceilings by dtype and regime.
     - ``bandwidth_ceilings``: bandwidth ceilings by memory level and regime.
+    - ``noisy_keys``: keys, as of the two mappings, of ceilings that are left out because their interval is unknown.
     """
 
     device: str
     uuid_hash: str | None
     matmul_ceilings: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
     bandwidth_ceilings: Mapping[tuple[str, str], Ceiling] = field(default_factory=dict)
+    noisy_keys: Sequence[tuple[str, str]] = ()
 
     @property
     def regimes(self) -> list[str]:
@@ -167,38 +169,50 @@ def find_memory_level(problem: BandwidthProblem, shape: BandwidthShape, cache_by
     return CACHE_LEVEL if fits and problem.warm > 1 else None
 
 
-def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
-    """Build roofs from ceilings: take the highest ceiling for each regime and each dtype or memory level.
+def find_roof_name(ceiling: Ceiling, cache_bytes: int | None) -> str | None:
+    """Return the name of the roof that a ceiling gives: the dtype of a matmul, or the memory level of a bandwidth.
 
-    Leave out bandwidth patterns that only write, because they are faster than kernels that also read. Leave out matmuls
-    of zeros or patterns, because they draw less power and run faster than matmuls of normally distributed values.
-    Raises UsageError if no ceiling is left. Raises IncomparableError for ceilings of several devices, unless ``anyway``
-    is True.
+    Return None for bandwidth patterns that only write, because they are faster than kernels that also read, and for
+    matmuls of zeros or patterns, because they draw less power and run faster than matmuls of normally distributed
+    values.
     """
-    matmul_ceilings: dict[tuple[str, str], Ceiling] = {}
-    bandwidth_ceilings: dict[tuple[str, str], Ceiling] = {}
-    all_ceilings = list(ceilings)
+    problem = ceiling.problem
+    if isinstance(problem, MatmulProblem):
+        return ceiling.dtype if problem.data == "normal" else None
+    if isinstance(problem, BandwidthProblem) and reads_operands(problem):
+        return find_memory_level(problem, ceiling.shape, cache_bytes)
+    return None
+
+
+def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:
+    """Build roofs from ceilings: take the highest ceiling for each regime and each dtype or memory level, and leave out
+    ceilings whose interval is unknown.
+
+    Raises UsageError if no ceiling gives a roof. Raises IncomparableError for ceilings of several devices, unless
+    ``anyway`` is True.
+    """
+    all_ceilings, highest = list(ceilings), dict[tuple[str, str], Ceiling]()
     for ceiling in all_ceilings:
-        problem = ceiling.problem
         if not anyway:
             require_same_device(
                 (all_ceilings[0].device, all_ceilings[0].uuid_hash), (ceiling.device, ceiling.uuid_hash)
             )
-        if isinstance(problem, MatmulProblem):
-            if problem.data == "normal":
-                key = ceiling.dtype, ceiling.regime
-                matmul_ceilings[key] = max(matmul_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
-        elif isinstance(problem, BandwidthProblem) and reads_operands(problem):
-            level = find_memory_level(problem, ceiling.shape, cache_bytes)
-            if level is not None:
-                key = level, ceiling.regime
-                bandwidth_ceilings[key] = max(bandwidth_ceilings.get(key, ceiling), ceiling, key=lambda each: each.rate)
-    if not matmul_ceilings and not bandwidth_ceilings:
+        if name := find_roof_name(ceiling, cache_bytes):
+            key = name, ceiling.regime
+            highest[key] = max(highest.get(key, ceiling), ceiling, key=lambda each: (each.interval.is_known, each.rate))
+    if not highest:
         raise UsageError(
             "the logs contain no compute or bandwidth ceiling: give logs of 'mamf roofline', or of 'mamf find' and "
             "'mamf find --operation bandwidth'"
         )
-    return Roofs(all_ceilings[0].device, all_ceilings[0].uuid_hash, matmul_ceilings, bandwidth_ceilings)
+    known = {key: ceiling for key, ceiling in highest.items() if ceiling.interval.is_known}
+    return Roofs(
+        all_ceilings[0].device,
+        all_ceilings[0].uuid_hash,
+        {key: each for key, each in known.items() if key[0] not in MEMORY_LEVELS},
+        {key: each for key, each in known.items() if key[0] in MEMORY_LEVELS},
+        tuple(key for key in highest if key not in known),
+    )
 
 
 def require_same_device(device: tuple[str, str | None], other_device: tuple[str, str | None]) -> None:

@@ -11,7 +11,7 @@ from mamf.errors import UsageError, require_known_names
 from mamf.kinds.kind import FindKind, RunKind, SweepKind
 from mamf.logs.run_log import RunLog
 from mamf.operations.unknown import get_operation
-from mamf.plans import SWEEP, Plan
+from mamf.plans import SWEEP, VERIFY, Plan
 
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
@@ -36,7 +36,9 @@ def get_kind(plan: Plan) -> RunKind:
 def make_run_title(plan: Plan) -> str:
     """Return the title of a run for reports and messages, such as ``a sweep of matmul``."""
     noun_phrase = get_kind(plan).noun_phrase
-    return noun_phrase if noun_phrase.split()[-1] == plan.operation else f"{noun_phrase} of {plan.operation}"
+    # The operation of a plan is only one of the operations that a verification runs.
+    is_complete = plan.kind == VERIFY or noun_phrase.split()[-1] == plan.operation
+    return noun_phrase if is_complete else f"{noun_phrase} of {plan.operation}"
 
 
 def make_log_chart(

@@ -140,7 +140,7 @@ class VerifyKind(RunKind):
     """A kind of run that launches kernels on random problems, and checks every element of each output."""
 
     name = VERIFY
-    noun_phrase = "a verification"
+    noun_phrase = "a verification of kernels"
     is_accepted_in_results = False  # A verification has no rates.
 
     def make_strategy(self, setup: RunSetup) -> Strategy:

@@ -56,19 +56,14 @@ def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False, needs_kn
     """Build the roofs of a device, which are its highest compute rates and memory bandwidths, from the ceilings in
     several logs. A log without ceilings may have rows that read memory: their highest rate is the memory bandwidth.
 
-    If ``needs_known_intervals``, leave out ceilings of matmuls whose interval is unknown, unless a log has no others.
-
     Raises UsageError for a log that has neither ceilings nor such rows, and IncomparableError for logs of several cards
-    unless ``anyway`` is true. Also raises IncomparableError if ``needs_known_intervals`` is true and the interval of a
-    remaining ceiling is unknown.
+    unless ``anyway`` is true. Also raises IncomparableError if ``needs_known_intervals`` is true and a log has only
+    ceilings whose interval is unknown.
     """
     cache_bytes = next((size for log in logs if (size := log.header["device"]["cache_bytes"])), None)
     ceilings = list[Ceiling]()
     for log in logs:
-        matmul_ceilings = [*log.matmul_ceilings.values()]
-        if needs_known_intervals:
-            matmul_ceilings = [each for each in matmul_ceilings if each.interval.is_known] or matmul_ceilings
-        confirmed_ceilings = [*matmul_ceilings, *log.other_ceilings.values()]
+        confirmed_ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()]
         ceilings_of_log = confirmed_ceilings or list(find_read_bandwidths(log, cache_bytes).values())
         if not ceilings_of_log and any(
             row.ok and row.operation == BandwidthOperation.name and row.problem.pattern == READ_PATTERN
@@ -84,8 +79,7 @@ def build_roofs_from_logs(logs: Sequence[RunLog], anyway: bool = False, needs_kn
                 f"{log.path} has no ceiling: put logs of 'mamf find', 'mamf bandwidth --pattern read' or 'mamf "
                 "roofline' after --ceiling, and logs with the rows to compare before --ceiling"
             )
-        if needs_known_intervals:
-            for ceiling in ceilings_of_log:
-                require_known_interval(ceiling)
+        if needs_known_intervals and not any(ceiling.interval.is_known for ceiling in ceilings_of_log):
+            require_known_interval(ceilings_of_log[0])
         ceilings += ceilings_of_log
     return build_roofs(ceilings, cache_bytes, anyway)

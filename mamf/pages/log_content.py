@@ -238,7 +238,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
     return LogContent(
         log.path.name,
         f"{header['device']['name']}: {make_run_title(log.plan).partition(' ')[2]}"
-        + (f" ({dtypes})" if dtypes else ""),
+        + (f" ({dtypes})" if dtypes and log.plan.kind != VERIFY else ""),
         [
             describe_machine(header),
             f"{format_start_time(header)}; {describe_run_end(log.summary, left_noun=left_noun)}",

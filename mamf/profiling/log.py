@@ -327,7 +327,7 @@ def describe_largest_classes(profile: Profile) -> str:
 
 
 def _yield_table_remarks(profile: Profile) -> Iterator[str]:
-    per_step_note = "calls, ms and TFLOP are per step; " if profile.steps else ""
+    per_step_note = "calls, times and FLOP are per step; " if profile.steps else ""
     hidden_time_note = (
         "; for the others it is hidden time"
         if any(row.hidden > _MAX_ROUNDING_ERROR_SECONDS for row in profile.classes)

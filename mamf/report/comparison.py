@@ -266,7 +266,7 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
             f"all rows together, in {together}"
         )
     if all(pair.decide_verdict(tolerance) == "UNDECIDED" for pair in comparison.pairs):
-        return "nothing was decided, because every row is undecided: measure again with a smaller --precision"
+        return "nothing was decided, because every row is undecided: the remarks below the table say why"
     return f"no regression beyond {format_as_percent(tolerance)}"
 
 

@@ -246,7 +246,13 @@ def _make_step_part_columns(name: str, phases: Sequence[str]) -> list[Column[tup
 
     return [
         Column(f"{name}_ms", f"{name} ms", compute_milliseconds, "{:.4g}".format),
-        Column(f"{name}_half_width_ms", "+-ms", compute_half_width_milliseconds, "{:.2g}".format, 2),
+        Column(
+            f"{name}_half_width_ms",
+            "+-ms",
+            compute_half_width_milliseconds,
+            lambda milliseconds: f"{float(f'{milliseconds:.2g}'):g}",  # 150, not 1.5e+02
+            2,
+        ),
     ]
 
 

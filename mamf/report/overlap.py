@@ -121,12 +121,18 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
         without_overlap = min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same_work)
         half_width = max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))
         error = f"+-{format_percent(half_width)} %" if half_width <= MAX_KNOWN_HALF_WIDTH else "interval unknown"
-        advice = "" if with_overlap <= without_overlap else ": overlap does not pay here, so run one after the other"
+        verdict = (
+            ": too noisy to say whether overlap pays"
+            if abs(with_overlap - without_overlap) <= half_width * with_overlap
+            else ": overlap does not pay here, so run one after the other"
+            if with_overlap > without_overlap
+            else ""
+        )
         yield (
             f"a step of {flop:.4g} FLOP and {nbytes:.4g} bytes of {other} takes "
             f"{format_four_digits(with_overlap * 1e3)} ms ({error}) with overlap, at the rates of "
             f"{best.matmul_row.shape}{f' with {blocks} blocks' if (blocks := best.matmul_row.problem.blocks) else ''}, "
-            f"and {format_four_digits(without_overlap * 1e3)} ms without overlap{advice}"
+            f"and {format_four_digits(without_overlap * 1e3)} ms without overlap{verdict}"
         )
 
 

@@ -183,9 +183,9 @@ POINT_COLUMNS: list[Column[RooflinePoint]] = [
 
 
 def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) -> Iterable[str]:
-    """Yield lines that say how many rows are near their roof, which row is nearest, and which ceilings are missing.
-    Without rows, name the regimes without a memory bandwidth, and yield lines with the balance point of each dtype: the
-    FLOP per byte below which memory bandwidth limits the rate.
+    """Yield lines that say how many rows are near their roof, which row is nearest, and which ceilings are missing or
+    too noisy. Without rows, name the regimes without a memory bandwidth, and yield lines with the balance point of each
+    dtype: the FLOP per byte below which memory bandwidth limits the rate.
 
     ``best_first``: the rows by share of roof, the highest first.
     """
@@ -198,6 +198,8 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
             f"nearest: {nearest.name} by {nearest.row.kernel}, "
             f"{format_percent(nearest.roof_share or 0.0)} % of the {nearest.bound} roof"
         )
+    for name, regime in roofs.noisy_keys:
+        yield f"no {name} roof in {regime}, because its ceiling is too noisy: measure it again while nothing else runs"
     yield from describe_missing_roofs((point.row for point in best_first), roofs)
     if best_first:
         return

@@ -91,7 +91,7 @@ def make_row_columns(
         Column("reference_tflops", "", lambda row: row.details.get("reference_tflops")),
         Column(
             "state",
-            "state %",
+            "drift %",
             lambda row: compute_card_drift(row, shares.measured_ceilings),
             lambda drift: f"{100 * drift:+.1f}",
             5,
@@ -291,7 +291,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
         "" if best.device_index is None else describe_row_device(best),
-        "" if may_be_ceiling(info, best.problem, best.shape) else "its arrays may fit in the cache",
+        "" if may_be_ceiling(info, best.problem, best.shape) else "the cache may serve some of its bytes",
         # Leave out the remark about an unknown interval, because the line about the figure already says this.
         *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
     ]

@@ -187,7 +187,7 @@ def test_an_interval_above_half_of_the_share_is_unknown_and_not_drawn(monkeypatc
     assert all(point.low == point.value == point.high for point in points)
 
 
-def test_a_step_that_overlap_makes_longer_is_named():
+def test_a_step_that_overlap_makes_longer_is_named(monkeypatch):
     rows = rows_of("all_reduce", f"{LARGE}+1GiB")
     slow = {
         key: each if each.problem.alone else replace(each, summary=summarize_samples((3 * each.seconds,) * 3))
@@ -195,6 +195,8 @@ def test_a_step_that_overlap_makes_longer_is_named():
     }
     pays, does_not_pay = (next(describe_predicted_steps([pair_of(each)], 1e13, 1e9)) for each in (rows, slow))
     assert pays.endswith("without overlap")
+    monkeypatch.setattr(OverlapPair, "compute_relative_half_width", lambda pair, timed_work: 0.99)
+    assert next(describe_predicted_steps([pair_of(slow)], 1e13, 1e9)).endswith("too noisy to say whether overlap pays")
     assert does_not_pay.endswith("without overlap: overlap does not pay here, so run one after the other")
 
 

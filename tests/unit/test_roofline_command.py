@@ -227,7 +227,7 @@ def test_another_card_is_refused_unless_asked_for(run, here):
         assert code == 2 and "give logs of one card with --ceiling; only 'mamf roofline'" in err
 
 
-def test_a_ceiling_with_an_unknown_interval_is_refused(run, here):
+def test_a_ceiling_with_an_unknown_interval_is_no_roof_and_is_refused_elsewhere(run, here):
     records = [json.loads(line) for line in (here / CEILING_REGIMES[0]).read_text().splitlines()]
     for record in records:
         if record["record"] == "ceiling":
@@ -237,3 +237,6 @@ def test_a_ceiling_with_an_unknown_interval_is_refused(run, here):
     for command in (["show", "sweep.jsonl"], ["sweep", "--shapes", "64x64x64"]):
         code, _, err = run(*command, "--ceiling", "noisy.jsonl", *CEILING_REGIMES[1:])
         assert code == 2 and "ceiling is too noisy to compare rates with it" in err
+    code, out, _ = run("roofline", "sweep.jsonl", "--ceiling", "noisy.jsonl", *CEILING_REGIMES[1:])
+    assert code == 0 and "because its ceiling is too noisy: measure it again" in out
+    assert "near the limit" not in out

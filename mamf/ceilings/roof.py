@@ -179,9 +179,11 @@ def find_roof_name(ceiling: Ceiling, cache_bytes: int | None) -> str | None:
     problem = ceiling.problem
     if isinstance(problem, MatmulProblem):
         return ceiling.dtype if problem.data == "normal" else None
-    if isinstance(problem, BandwidthProblem) and reads_operands(problem):
-        return find_memory_level(problem, ceiling.shape, cache_bytes)
-    return None
+    return (
+        find_memory_level(problem, ceiling.shape, cache_bytes)
+        if isinstance(problem, BandwidthProblem) and reads_operands(problem)
+        else None
+    )
 
 
 def build_roofs(ceilings: Iterable[Ceiling], cache_bytes: int | None, anyway: bool = False) -> Roofs:

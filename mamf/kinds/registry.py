@@ -37,8 +37,11 @@ def make_run_title(plan: Plan) -> str:
     """Return the title of a run for reports and messages, such as ``a sweep of matmul``."""
     noun_phrase = get_kind(plan).noun_phrase
     # The operation of a plan is only one of the operations that a verification runs.
-    is_complete = plan.kind == VERIFY or noun_phrase.split()[-1] == plan.operation
-    return noun_phrase if is_complete else f"{noun_phrase} of {plan.operation}"
+    return (
+        noun_phrase
+        if plan.kind == VERIFY or noun_phrase.split()[-1] == plan.operation
+        else f"{noun_phrase} of {plan.operation}"
+    )
 
 
 def make_log_chart(

@@ -152,7 +152,7 @@ class VerifyKind(RunKind):
         return 0  # A verification has no fixed number of steps: it runs until its budget ends.
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
-        return make_verification_document(log)
+        return make_verification_document(log, report_options.max_rows)
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
         raise UsageError(f"{log.path} is a verification, which has no rates to draw: print it with 'mamf show'")

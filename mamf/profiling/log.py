@@ -437,7 +437,7 @@ def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> 
 # Return how many seconds a step takes, without the time in which only communication runs. Waiting for other ranks
 # counts as communication.
 def _get_noncommunication_step_seconds(profile: Profile) -> float:
-    return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) / (profile.steps or 1)
+    return (profile.whole_seconds - profile.get_visible_seconds(COMMUNICATION)) * profile.step_factor
 
 
 def _get_exposed_communication_seconds(profile: Profile) -> float:
@@ -446,8 +446,8 @@ def _get_exposed_communication_seconds(profile: Profile) -> float:
     The profiler slows hosts, so ranks wait longer for one another. The device may then be busy in the trace for longer
     than the steps take without the profiler. Assume that the difference is waiting, and subtract it.
     """
-    profiler_excess_seconds = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
-    return max(0.0, profile.get_visible_seconds(COMMUNICATION) - profiler_excess_seconds) / (profile.steps or 1)
+    excess_seconds = profile.whole_seconds - profile.seconds_without_profiler if profile.is_of_device else 0.0
+    return max(0.0, profile.get_visible_seconds(COMMUNICATION) - excess_seconds) * profile.step_factor
 
 
 def _describe_stragglers(noncommunication_seconds_by_rank: Mapping[int, float]) -> str:
@@ -467,7 +467,7 @@ def _describe_stragglers(noncommunication_seconds_by_rank: Mapping[int, float]) 
 
 def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
     def make_seconds_column(
-        name: str, title: str, get_seconds: Callable[[Profile], float], drop_priority: int = 0
+        name: str, title: str, get_seconds: Callable[[Profile], float | None], drop_priority: int = 0
     ) -> Column[Any]:
         return Column(
             f"{name}_seconds", f"{title} ms", lambda row: get_seconds(row[1]), format_milliseconds, drop_priority
@@ -489,12 +489,12 @@ def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
             "hidden",
             "hidden communication",
             lambda profile: (
-                sum(row.hidden for row in profile.classes if row.name == COMMUNICATION) / (profile.steps or 1)
+                profile.step_factor * sum(row.hidden for row in profile.classes if row.name == COMMUNICATION)
             ),
             2,
         ),
-        make_seconds_column(
-            "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE_LABEL) / (profile.steps or 1), 1
+        make_seconds_column(  # idle time is None if it is unknown
+            "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE_LABEL) * profile.step_factor or None, 1
         ),
         Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),
     ]

@@ -181,6 +181,14 @@ class Profile:
         return max(self.seconds_without_profiler, self.busy_seconds)
 
     @property
+    def step_factor(self) -> float:
+        """The factor that converts times of the trace to seconds per step without the profiler. The profiler hardly
+        slows kernels of a device, but it slows operations on a CPU.
+        """
+        seconds = self.whole_seconds if self.is_of_device else self.seconds_without_profiler
+        return seconds / (self.whole_seconds or 1.0) / (self.steps or 1)
+
+    @property
     def step_seconds(self) -> float:
         return self.seconds / (self.steps or 1)
 

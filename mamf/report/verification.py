@@ -178,7 +178,10 @@ def make_reproduction_command(log: RunLog, row: Measurement) -> str:
     )
 
 
-def make_verification_document(log: RunLog) -> Document:
+def make_verification_document(log: RunLog, max_shown_rows: int | None) -> Document:
+    """Return the report of a verification. ``max_shown_rows``: how many kernels the table for people shows at most,
+    those with wrong results first; None for all.
+    """
     rows, is_interrupted = log.measurements, log.tier == "interrupted"
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     wrong_first = sorted(groups, key=lambda key: (all(row.status != WRONG_STATUS for row in groups[key]), key))
@@ -186,7 +189,12 @@ def make_verification_document(log: RunLog) -> Document:
     operations_by_reference = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),
-        Table(_make_check_columns(log.header), [groups[key] for key in wrong_first], key="checks"),
+        Table(
+            _make_check_columns(log.header),
+            [groups[key] for key in wrong_first],
+            key="checks",
+            max_shown_rows=max_shown_rows,
+        ),
         Lines([_LOST_NAN_NOTE] if any(LOST_NAN_KEY in row.details for row in rows) else []),
         Table(_CONDITION_COLUMNS, list(rows_by_regime.values()), key="states"),
         Lines(

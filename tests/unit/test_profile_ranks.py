@@ -1,6 +1,7 @@
 """The profiles of all ranks of a job: spread, exposed communication, stragglers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -42,7 +43,7 @@ def written(folder, ranks=RANKS):
 def test_the_rank_with_most_time_of_its_own_is_the_straggler():
     told = json.loads(FORMATTERS["json"](make_ranks_document(RANKS), None))
     rows = {row["rank"]: row for row in told["ranks"]}
-    milliseconds = {name: [round(1e3 * row[f"{name}_seconds"], 6) for row in rows.values()] for name in
+    milliseconds = {name: [round(1e3 * (row[f"{name}_seconds"] or 0), 6) for row in rows.values()] for name in
         ("step", "own", "behind", "exposed", "hidden", "idle")}  # fmt: skip
     assert milliseconds == {
         "step": [100, 100, 100],
@@ -52,9 +53,20 @@ def test_the_rank_with_most_time_of_its_own_is_the_straggler():
         "hidden": [5, 9, 0],
         "idle": [0, 2, 0.5],
     }
+    assert rows[0]["idle_seconds"] is None, "unknown, because the rank is busy all the time"
     text = FORMATTERS["table"](make_ranks_document(RANKS), None)
     assert "stragglers: rank 1; rank 1 takes 17.50 ms more" in text
     assert "3 x NVIDIA H200" in text
+
+
+def test_on_a_cpu_the_time_of_the_profiler_makes_no_straggler():
+    """The profiler made the operations of rank 1 take 20 % longer than its steps without the profiler."""
+    cpu = replace(rank(80, 20, 0), is_of_device=False)
+    slowed = replace(rank(96, 24, 0), is_of_device=False, unprofiled_step_seconds=0.1)
+    told = json.loads(FORMATTERS["json"](make_ranks_document({0: ("train.py", cpu), 1: ("train.py", slowed)}), None))
+    rows = {row["rank"]: row for row in told["ranks"]}
+    for name, milliseconds in (("step", 100), ("own", 80), ("behind", 0), ("exposed", 20)):
+        assert 1e3 * rows[1][f"{name}_seconds"] == pytest.approx(milliseconds), name
 
 
 def test_a_rank_without_a_profile_is_named(tmp_path):

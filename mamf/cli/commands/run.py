@@ -137,7 +137,7 @@ def _yield_launch_lines(launches: ProfiledLaunches, work: Work) -> Iterator[str]
         f"{format_four_digits(median_seconds * 1e3)} ms, {format_rate(work.amount / median_seconds / TERA, work.unit)}"
     )
     if len(launches.launch_seconds) == 1:
-        yield f"launched once: {rate}; a single launch is not a measurement: use 'mamf sweep'"
+        yield f"launched once: {rate}; a single launch is not a measurement"
     else:
         yield (
             f"launched {len(launches.launch_seconds)} times: {rate} (median), without rests between the launches, so "

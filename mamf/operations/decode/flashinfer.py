@@ -92,12 +92,11 @@ class FlashInferDecode(_FlashInferKernel):
             paged_kv_indices_buffer=torch.empty_like(tables.concatenated_pages),
             paged_kv_last_page_len_buffer=torch.empty_like(tables.last_page_lengths),
         )
-        starts, last_lengths = tables.page_starts.cpu(), tables.last_page_lengths.cpu()
         return wrapper, partial(
             wrapper.plan,
-            starts,
+            tables.page_starts.cpu(),
             tables.concatenated_pages,
-            last_lengths,
+            tables.last_page_lengths.cpu(),
             shape.heads,
             shape.kv_heads,
             shape.head_dim,
@@ -123,15 +122,12 @@ class FlashInferPrefill(_FlashInferKernel):
             paged_kv_indices_buf=torch.empty_like(tables.concatenated_pages),
             paged_kv_last_page_len_buf=torch.empty_like(tables.last_page_lengths),
         )
-        queries, starts, last_lengths = (
-            each.cpu() for each in (tables.query_starts, tables.page_starts, tables.last_page_lengths)
-        )
         return wrapper, partial(
             wrapper.plan,
-            queries,
-            starts,
+            tables.query_starts.cpu(),
+            tables.page_starts.cpu(),
             tables.concatenated_pages,
-            last_lengths,
+            tables.last_page_lengths.cpu(),
             shape.heads,
             shape.kv_heads,
             shape.head_dim,

@@ -107,6 +107,12 @@ def test_a_clean_run_says_what_it_excludes(run):
     assert page.verdict.startswith("verify PASSED: 0 of ")
 
 
+def test_top_limits_the_rows_of_the_table(run):
+    options = (*DEVICE, "--dtype", "bfloat16", "float16", "--budget", "0.2s")
+    assert "1 more row (--top all shows all)" in run("verify", *options, "--top", "1")[1]
+    assert "--top all" not in run("verify", *options)[1]
+
+
 def test_a_wrong_card_exits_with_3_and_names_the_command_that_repeats_it(run, monkeypatch):
     monkeypatch.setattr(SimulatedBackend, "physics", Physics(faulty_unit_index=0))
     code, out, _ = run("verify", *PLAN, "--budget", "0.02s", "--output", "wrong.jsonl")

@@ -376,19 +376,19 @@ def _explain_shares(profile: Profile) -> str:
     """Return one line that says which duration is 100 % in the shares, and whether the idle time is known, unknown or
     only an upper bound.
     """
-    unprofiled_seconds = profile.unprofiled_step_seconds
-    busy_seconds_per_step = profile.busy_seconds / (profile.steps or 1)
+    unprofiled_seconds, busy_seconds = profile.unprofiled_step_seconds, profile.busy_seconds / (profile.steps or 1)
     if unprofiled_seconds is None:
         return "mamf timed no step without the profiler: idle time is an upper bound, all other shares are lower bounds"
-    busy_text = f"the device was busy for {format_milliseconds(busy_seconds_per_step)} ms of a step in the trace"
-    if busy_seconds_per_step > unprofiled_seconds + _MAX_ROUNDING_ERROR_SECONDS:
+    busy, unprofiled = (format_milliseconds(each) for each in (busy_seconds, unprofiled_seconds))
+    if busy_seconds > unprofiled_seconds + _MAX_ROUNDING_ERROR_SECONDS:
         return (
-            f"{busy_text}, longer than a step without the profiler ({format_milliseconds(unprofiled_seconds)} ms), "
-            "because the profiler slows kernels: shares are relative to the busy time, and idle time is unknown"
+            f"the {'device' if profile.is_of_device else 'CPU'} was busy for {busy} ms of a step in the trace, longer "
+            f"than a step without the profiler ({unprofiled} ms), because the profiler slows it: shares are relative "
+            "to the busy time, and idle time is unknown"
         )
     return (
-        f"shares are relative to the step time without the profiler ({format_milliseconds(unprofiled_seconds)} ms); "
-        f"idle is this time minus the busy time in the trace ({format_milliseconds(busy_seconds_per_step)} ms)"
+        f"shares are relative to the step time without the profiler ({unprofiled} ms); idle is this time minus the "
+        f"busy time in the trace ({busy} ms)"
         + (", too high because steps were faster with the profiler" if profile.is_uneven else "")
     )
 

@@ -104,7 +104,12 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
         Column("", "B", lambda pair: (pair.b.rate or 0.0) * factor, format_four_digits, drop_priority=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
         Column(
-            "", "interval", lambda pair: pair.interval, format_ratio_interval, drop_priority=3, is_left_aligned=True
+            "",
+            "interval",
+            lambda pair: pair.interval if pair.has_known_intervals else None,
+            format_ratio_interval,
+            drop_priority=3,
+            is_left_aligned=True,
         ),
         Column("", "verdict", lambda pair: pair.decide_verdict(tolerance), is_left_aligned=True),
         *make_columns_from_mappings(pairs, lambda pair: flat[id(pair)], has_titles=False),

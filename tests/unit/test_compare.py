@@ -1,6 +1,7 @@
 """Comparing two logs: what is paired, how sure a verdict is, and what is refused."""
 
 import copy
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -114,6 +115,7 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
     assert [abs(pooled.ratio - 1) < 0.001 for pooled in comparison.pooled_rows] == [True]
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.03))
     assert "the interval of A or of B is unknown" in text and "too short" not in text
+    assert re.search(r"  -  +UNDECIDED", text), text
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, has_card_drifted
 from mamf.logs.recording import RunEnd
 from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import CeilingsByProblemAndRegime
@@ -147,7 +148,22 @@ def make_best_kernel_table(
             True,
         ),
     ]
-    return Table(columns, best_kernels, f"best kernel per shape: {shared}", "best_kernels", max_shown_rows=top)
+    return Table(
+        columns,
+        best_kernels,
+        f"best kernel per shape: {shared}",
+        "best_kernels",
+        max_shown_rows=top,
+        get_remarks=lambda each: (
+            [f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} %: another kernel may be best"]
+            if any(
+                has_card_drifted(row, shares.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE)
+                for row in filter(None, (each.row, each.runner_up))
+            )
+            else []
+        ),
+        get_label=lambda each: ", ".join(filter(None, (str(each.row.shape), name_by_id[id(each)]))),
+    )
 
 
 def describe_best_kernel_counts(best_kernels: Sequence[BestKernel]) -> str:

@@ -9,6 +9,7 @@ from rendering import render
 from mamf.engine.strategies.rows import OneKernelStrategy
 from mamf.logs.recording import RunEnd, make_plan_record
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
+from mamf.report import kernels
 from mamf.report.kernels import choose_baselines, compute_speed_up, find_best_kernels, make_best_kernel_table
 from mamf.report.rows import list_row_remarks, make_summary_record, select_ranked_rows
 from mamf.report.shares import ShareCalculator
@@ -97,6 +98,15 @@ def test_the_best_kernel_of_each_shape_is_named(both):
         "faster",
         "simulated.mm",
     ]
+
+
+def test_a_best_kernel_on_a_device_that_drifted_far_has_a_remark(both, monkeypatch):
+    table = make_best_kernel_table(find_best_kernels(both), ShareCalculator(HEADER), None)
+    assert table.notes == []
+    drifted = both[0]  # the second-best kernel of the first shape
+    monkeypatch.setattr(kernels, "has_card_drifted", lambda row, ceilings, limit: row is drifted and limit == 0.1)
+    (note,) = table.notes
+    assert note == f"{drifted.shape}: device speed drifted by more than 10 %: another kernel may be best"
 
 
 def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):

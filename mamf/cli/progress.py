@@ -38,6 +38,7 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
       not count them.
     - ``budget_seconds``: the time budget of the run, which the bar then shows instead of the remaining time; None for a
       run without a budget.
+    - ``is_steady``: whether rows take about equally long. If not, the bar shows no remaining time.
     """
 
     def __init__(
@@ -46,8 +47,10 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         logged_rows: Iterable[Measurement] = (),
         shows_best_rows: bool = True,
         budget_seconds: float | None = None,
+        is_steady: bool = True,
     ) -> None:
-        time_limit = "<{remaining}" if budget_seconds is None else f" of {tqdm.format_interval(budget_seconds)}"
+        remaining = "<{remaining}" if is_steady else ""
+        time_limit = remaining if budget_seconds is None else f" of {tqdm.format_interval(budget_seconds)}"
         count_and_time = "" if row_count is None else f"/{{total_fmt}} [{{elapsed}}{time_limit}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,

@@ -298,9 +298,12 @@ class Session:
         for finding in select_warnings(run.findings):
             warn(format_check_result(finding))
         try:
-            logged_rows = filter(run.is_result, run.rows)
             with ProgressBar(
-                self.count_remaining_measurements(), logged_rows, self.kind != VERIFY, self.plan.budget_seconds
+                self.count_remaining_measurements(),
+                logged_rows=filter(run.is_result, run.rows),
+                shows_best_rows=self.kind != VERIFY,
+                budget_seconds=self.plan.budget_seconds,
+                is_steady=len(self.plan.regimes) == 1,
             ) as progress:
                 try:
                     for row in rows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
 from mamf.logs.recording import RunEnd
 from mamf.logs.roofs import build_roofs_from_logs
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement
+from mamf.measurement import Measurement, group_pairs
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import (
@@ -85,6 +85,15 @@ class GuardKind(RunKind):
 
     def format_command(self, plan: Plan) -> str:
         return f"{GUARD} FILE.toml"
+
+    def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
+        """Make the report of a log. If a row was measured several times, show the round with the median rate."""
+        median_rows = {
+            key: replace(sorted(rounds, key=lambda row: row.comparable_rate)[len(rounds) // 2], phase="")
+            for key, rounds in group_pairs((row.key, row) for row in log.all_rows if row.ok and row.phase).items()
+        }
+        rows = {row.key: row for row in log.all_rows} | median_rows
+        return super().make_document(replace(log, measurements=list(rows.values())), report_options)
 
 
 #: The minimum duration of a row in seconds. If a run has a time budget, rows are made shorter to fit, but not shorter

@@ -70,17 +70,30 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
     together = [describe_overall_change(each, comparison, tolerance) for each in comparison.pooled_rows]
     is_calibrated = comparison.a.header.get("timer") != _HOST_CLOCK_TIMER
     chance = f"at most {format_as_percent(FALSE_ALARM_CHANCE)}" if is_calibrated else "unknown with a host clock"
-    alarms = f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"
-    same = f"; SAME: 90 % interval within 1 +- {format_as_percent(tolerance)}"
     warnings = [
         f"{letter}: {warning}"
         for letter, side in (("A", comparison.a), ("B", comparison.b))
         for warning in list_warnings(side)
     ]
     blocks: list[Block] = [
-        Lines([*describe_runs(comparison), f"{describe_compared_figures(comparison)}{same}"]),
+        Lines(
+            [
+                *describe_runs(comparison),
+                f"{describe_compared_figures(comparison)}; SAME: 90 % interval within 1 +- "
+                f"{format_as_percent(tolerance)}",
+            ]
+        ),
         table,
-        Lines([*together, *([] if comparison.overridden_differences else [alarms])]),
+        Lines(
+            [
+                *together,
+                *(
+                    []
+                    if comparison.overridden_differences
+                    else [f"chance of a false alarm (exit code 3) for the whole comparison: {chance}"]
+                ),
+            ]
+        ),
         Lines(warnings),
         Answer(summarize_verdicts(comparison, tolerance)),
     ]
@@ -394,9 +407,13 @@ def make_guard_document(result: GuardResult, top: int | None = 0) -> Document:
         # The remarks of the comparison explain its verdicts. They would contradict the outcome "ok".
         get_remarks=lambda pair: [] if outcome_by_pair[id(pair)] == "ok" else table.get_remarks(pair),
     )
-    lines = [*describe_runs(result.comparison), describe_compared_figures(result.comparison)]
-    warnings = [f"A: {warning}" for warning in list_warnings(result.comparison.a)]
-    blocks: list[Block] = [Lines(lines), decided, details, Lines(warnings), answer]
+    blocks: list[Block] = [
+        Lines([*describe_runs(result.comparison), describe_compared_figures(result.comparison)]),
+        decided,
+        details,
+        Lines([f"A: {warning}" for warning in list_warnings(result.comparison.a)]),
+        answer,
+    ]
     return Document("Guard", blocks, {**compared.json_data, **data})
 
 

@@ -233,6 +233,7 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
         ([1.0, 1.0, 1.0, 0.1], [0.1] * 20),  # a busy host slows some
         ([1.0] * 3, [0.1] * 20),
         ([1.0] * 9, []),
+        ([1.0] * 9, [0.1] * 2),  # the median launch is a checked one
     ],
 )
 def test_skipped_work_shows_in_every_checked_launch(checked, others):

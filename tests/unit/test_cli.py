@@ -405,6 +405,13 @@ def test_the_line_shows_the_budget_of_a_run_that_has_one(monkeypatch):
     assert "0/79 [00:00 of 01:00]" in sys.stderr.getvalue()
 
 
+def test_the_line_shows_no_remaining_time_if_rows_differ_in_length(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    with ProgressBar(79, is_steady=False) as progress:
+        progress.show_phase("measuring")
+    assert "0/79 [00:00]" in sys.stderr.getvalue()
+
+
 def test_the_line_says_which_step_is_prepared_and_then_shows_the_phase_again(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     heard = []

@@ -1,8 +1,11 @@
 """mamf guard: what it reads, when it doubts, what it makes of fresh visits, and how often it is wrong."""
 
+import csv
+import io
 import re
 import shutil
 import signal
+import statistics
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -19,7 +22,7 @@ from mamf.cli.commands.guard import read_guard_file
 from mamf.errors import UsageError
 from mamf.kinds.registry import make_log_chart
 from mamf.logs.compare import Comparison, RowPair
-from mamf.logs.compared_rows import combine_measurements
+from mamf.logs.compared_rows import combine_measurements, group_by_key
 from mamf.logs.judging import GuardResult, JudgedRow, judge_pair, needs_repetition
 from mamf.logs.run_log import RunLog, read_run_log
 from mamf.measurement import Measurement
@@ -366,6 +369,13 @@ def test_a_run_without_a_rate_does_not_replace_the_baseline(guard, monkeypatch):
     code, _, err = guard("--update")
     assert (code, "no baseline was written: no row has a rate" in err) == (1, True)
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
+
+
+def test_the_table_of_an_update_shows_the_median_round(guard):
+    out = guard("--update", "--output", "rounds.jsonl", "--format", "csv")[1]
+    shown = [float(row["rate_tflops"]) for row in csv.DictReader(io.StringIO(out))]
+    rounds = group_by_key(row for row in read_run_log(guard.folder / "rounds.jsonl").all_rows if row.phase)
+    assert sorted(shown) == sorted(statistics.median_low(row.best_rate for row in group) for group in rounds.values())
 
 
 def test_an_update_says_what_it_stored(guard):

@@ -300,15 +300,15 @@ class _GuardSession(Session):
             self._refuse_baseline(
                 f"{noisy_count} of {len(self.plan.list_row_keys())} rows vary by more than the tolerance of "
                 f"{format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
-                f"(+-{format_as_percent(round(widest, 4))} for all rounds together; the table shows only the first "
-                "round); measure while nothing else runs on the machine, or raise the tolerance and repeat the command "
+                f"(+-{format_as_percent(round(widest, 4))} for all rounds together); "
+                "measure while nothing else runs on the machine, or raise the tolerance and repeat the command "
                 f"with --resume {log.path}"
             )
         else:
             write_file_atomically(baseline, log.path.read_bytes())
             print_line(
                 f"baseline: {baseline} has {format_count(len(pairs), 'row')}: each rate combines up to "
-                f"{self.options.rounds} rounds (the table shows only the first), and the widest interval is "
+                f"{self.options.rounds} rounds (the table shows the median one), and the widest interval is "
                 f"+-{format_as_percent(round(widest, 4))}",
                 choose_note_stream(self.options),
             )

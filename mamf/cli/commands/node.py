@@ -122,16 +122,15 @@ def _print_measuring_plan(options: argparse.Namespace, indices: Sequence[int]) -
             sys.stderr,
         )
         return 0
-    print_line(f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each")
     verifying = f", and verifies results for {options.verify:.0f} s" if options.verify else ""
-    print_line(
+    for line in (
+        f"devices: {len(indices)} of {options.backend} ({', '.join(map(str, indices))}), one process each",
         f"each process measures ceilings, bandwidth and copies in {options.budget or NODE_BUDGET_SECONDS:.0f} s"
-        f"{verifying}"
-    )
-    print_line(
+        f"{verifying}",
         "all processes together measure "
-        + ("copies between devices" if len(indices) > 1 else "nothing, because there is only one device")
-    )
+        + ("copies between devices" if len(indices) > 1 else "nothing, because there is only one device"),
+    ):
+        print_line(line)
     return 0
 
 

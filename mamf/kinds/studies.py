@@ -249,7 +249,11 @@ def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedC
         Column("here_cycles_used", "here", lambda each: each.used_cycle_shares[1], format_percent),
         Column("unit", "", lambda each: unit),
         Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
-        *make_interval_columns(lambda each: each.pair and each.pair.interval, "ratio_{}", format_ratio_interval),
+        *make_interval_columns(
+            lambda each: each.pair.interval if each.pair and each.pair.has_known_intervals else None,
+            "ratio_{}",
+            format_ratio_interval,
+        ),
         Column("verdict", "verdict", lambda each: each.verdict, is_left_aligned=True),
         Column("is_slower", "", lambda each: each.is_slower),
     ]  # fmt: skip
@@ -283,7 +287,7 @@ def _yield_claim_remarks(judged_claim: JudgedClaim) -> Iterator[str]:
 def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Difference]) -> str:
     unit, change = judged_claim.measured_row.unit if judged_claim.measured_row else "TFLOPS", ""
     if judged_claim.pair and judged_claim.measured_row:
-        change = f"{100 * (judged_claim.pair.ratio - 1):+.2f} % ({format_change_interval(judged_claim.pair.interval)})"
+        change = f"{100 * (judged_claim.pair.ratio - 1):+.2f} % ({format_change_interval(judged_claim.pair)})"
         claimed_cycles, measured_cycles = judged_claim.used_cycle_shares
         cycles = (
             f"; {format_percent(claimed_cycles)} % of the units' cycles claimed, "

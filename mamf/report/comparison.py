@@ -55,12 +55,11 @@ def make_comparison_document(comparison: Comparison, tolerance: float, top: int 
       or are undecided.
     """
     verdicts = {id(pair): pair.decide_verdict(tolerance) for pair in comparison.pairs}
-    shown = sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)]))
     different_count = sum(verdict != "SAME" for verdict in verdicts.values())
     table: Table[RowPair] = Table(
         make_pair_columns(comparison, tolerance),
         comparison.pairs,
-        shown_rows=shown,
+        shown_rows=sorted(comparison.pairs, key=lambda pair: _VERDICT_ORDER.index(verdicts[id(pair)])),
         max_shown_rows=None if top is None else max(top, different_count, _MIN_SHOWN_ROWS),
         get_remarks=lambda pair: yield_pair_remarks(pair, tolerance),
         get_label=lambda pair: (
@@ -154,10 +153,10 @@ def format_ratio_interval(interval: Interval) -> str:
     )
 
 
-def format_change_interval(interval: Interval) -> str:
-    """Format the interval of a ratio of two rates as changes in percent: ``-1.20 to +0.35``."""
-    if interval.high < _MAX_INTERVAL_RATIO * interval.low:
-        return f"{100 * (interval.low - 1):+.2f} to {100 * (interval.high - 1):+.2f}"
+def format_change_interval(pair: RowPair) -> str:
+    """Format the interval of the ratio of two rates as changes in percent: ``-1.20 to +0.35``."""
+    if pair.has_known_intervals and pair.interval.high < _MAX_INTERVAL_RATIO * pair.interval.low:
+        return f"{100 * (pair.interval.low - 1):+.2f} to {100 * (pair.interval.high - 1):+.2f}"
     return "of unknown accuracy"
 
 
@@ -237,10 +236,6 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
     found, name the smallest loss that the comparison would detect if all rows had it.
     """
     interval, threshold = pooled.interval, f"more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}"
-    figures = (
-        f"{pooled.ratio:.4f}, {format_as_percent(round(interval.coverage, 4))} interval "
-        f"{format_ratio_interval(interval)}"
-    )
     if interval.high < 1:
         result = f"slower{'' if pooled.is_regression(tolerance) else ', but not'} by {threshold}"
     elif interval.low > 1:
@@ -250,7 +245,8 @@ def describe_overall_change(pooled: PooledRows, comparison: Comparison, toleranc
         result = f"no common change of these rows was found, but a uniform loss below {smallest} cannot be detected"
     return (
         f"{pooled.regime}, {pooled.row_count} rows together ({comparison.run_order.description}): "
-        f"B/A {figures}: {result}"
+        f"B/A {pooled.ratio:.4f}, {format_as_percent(round(interval.coverage, 4))} interval "
+        f"{format_ratio_interval(interval)}: {result}"
     )
 
 
@@ -373,13 +369,13 @@ def describe_row_outcome(row: JudgedRow) -> str:
         return (
             "not in the baseline" if row.outcome == "new" else f"{row.compared_row.status}: {row.compared_row.reason}"
         )
-    a, b, interval = row.pair.a, row.pair.b, row.pair.interval
+    a, b = row.pair.a, row.pair.b
     assert a.rate is not None and b.rate is not None, "only measured rows are paired"
     new_measurements = f", from {b.repetition_count} new measurements" if b.repetition_count else ""
     unit, factor = choose_rate_unit([row.pair])
     return (
         f"{format_four_digits(factor * b.rate)} {unit}, was {format_four_digits(factor * a.rate)}: "
-        f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(interval)}){new_measurements}"
+        f"{100 * (row.pair.ratio - 1):+.2f} % ({format_change_interval(row.pair)}){new_measurements}"
     )
 
 

@@ -126,6 +126,13 @@ def test_a_log_names_whole_kernels_and_one_without_this_kernel_is_not_measured_b
     assert (code, "kernel simulated is not installed, so mamf leaves out its claims" in err) == (2, True)
 
 
+def test_a_claim_whose_kernel_is_missing_ends_with_1(run):
+    claims = (f"806 TFLOPS simulated.mm {SHAPE}", f"800 TFLOPS cublaslt {SHAPE}")
+    code, out, err = reproduced(run, "--claim", *claims, "--tolerance", "1%")
+    assert (code, "\nreproduced: burst" in out) == (1, True)
+    assert "mamf leaves out the claims about kernel cublaslt" in err
+
+
 def test_a_classic_log_is_reproduced_and_its_dry_run_counts_the_warm_up(run, sweep):
     log = sweep("--regime", "classic", "--num-iterations", "5")
     code, out, _ = reproduced(run, log, "--dry-run")

@@ -269,12 +269,11 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
     for name, title in HEADING_BY_LOG_FILE.items():
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
-            picture_blocks = [Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []
             blocks: list[Block] = [
                 *_choose_essential_blocks(
                     make_log_document(folder / name, argparse.Namespace(top=_MAX_SUMMARY_TABLE_ROWS, ceiling=None))
                 ),
-                *picture_blocks,
+                *([Lines([Markup(f"![{title}]({picture})")])] if (folder / picture).exists() else []),
                 Lines([Markup(f"All figures: `mamf show` [{name}]({name})")]),
             ]
         else:
@@ -284,12 +283,21 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
 
 
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
-    """Yield the first table of ``report``, without the columns that exceed the width of SUMMARY.md, and then
-    the report's conclusion.
+    """Yield the lines of ``report`` that name the ceilings of its shares, its first table, without the columns that
+    exceed the width of SUMMARY.md, and its conclusion.
     """
-    from mamf.report.document import Answer, Table
+    from mamf.report.document import Answer, Lines, Table
     from mamf.report.formats import drop_columns_to_fit
 
+    yield Lines(
+        [
+            text
+            for block in report.visible_blocks
+            if isinstance(block, Lines)
+            for text in block.texts
+            if text.startswith(("MAMFU: share", "MBU: share"))
+        ]
+    )
     for table in [each for each in report.visible_blocks if isinstance(each, Table)][:1]:
         yield replace(
             table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_TABLE_WIDTH)

@@ -204,9 +204,11 @@ class ReproduceSession(Session):
     with the new figure.
 
     ``requested_claims``: the claims, and the options to measure them. ``source_log``: the log with the claims, or None.
+    ``has_omitted_claims``: whether mamf left out claims whose kernels cannot run here.
     """
 
     kind = REPRODUCE
+    has_omitted_claims = False
 
     def __init__(self, options: argparse.Namespace, signal_handler: SignalHandler, resumed: ResumedLog | None) -> None:
         if resumed:  # Read no claims from the options, because the resumed log contains them.
@@ -251,6 +253,7 @@ class ReproduceSession(Session):
                 f"cannot reproduce {self.requested_claims.source}, because none of its kernels can run here: name "
                 "another kernel with --kernel"
             )
+        self.has_omitted_claims = len(claims) < len(self.requested_claims.claims)
         self.requested_claims = replace(self.requested_claims, claims=tuple(claims))
         return list({each[1].name: each for each in kernels_by_name.values() if each}.values())
 
@@ -313,5 +316,7 @@ class ReproduceSession(Session):
 
         judged_claims = judge_claims(self.plan.options, self.measured_run.rows, self.measured_run.header)
         if run_exit_code not in (0, FAILURE_EXIT_CODE) or not any(each.is_slower for each in judged_claims):
-            return run_exit_code or any(each.verdict == NOT_MEASURED for each in judged_claims)
+            return run_exit_code or (
+                self.has_omitted_claims or any(each.verdict == NOT_MEASURED for each in judged_claims)
+            )
         return REGRESSION_EXIT_CODE

@@ -43,7 +43,7 @@ class Unavailability:
     remedy: str
 
     def __str__(self) -> str:
-        return f"{self.reason}; {'use ' if self.remedy.startswith('mamf attention ') else ''}{self.remedy}"
+        return f"{self.reason}; {'use ' if self.remedy.startswith('mamf ') else ''}{self.remedy}"
 
 
 @dataclass(frozen=True)

@@ -135,9 +135,11 @@ class Run(RunSetup):
                     if isinstance(record, Measurement):
                         yield record
                     self.check_signals()
-                is_cut, is_idle = self.kind.is_run_cut_short(self, strategy.skipped_step_count), True
-                status = "interrupted" if is_cut else "complete"
-                reason = "; ".join([*(["the budget ended"] if is_cut else []), *self.failures])
+                status, reason, is_idle = "complete", "; ".join(self.failures), True
+                if self.kind.is_run_cut_short(self, strategy.skipped_step_count):
+                    is_early = self.backend.now() - start_time < 0.9 * (self.plan.budget_seconds or 0.0)
+                    why = ", because the other rows would exceed it" if is_early else ""
+                    status, reason = "interrupted", "; ".join([f"the budget ended{why}", *self.failures])
             except KeyboardInterrupt:
                 reason = "by the user"
                 raise

@@ -108,10 +108,13 @@ class RunKind:
             {**log.known_ceilings, **{key: copy_as_given_ceiling(each) for key, each in used_ceilings.items()}},
             report_options.roofs or build_confirmed_roofs(log),
         )
-        confirmed = log.other_ceilings if self.has_ceilings else None
-        rows, end, baseline = log.measurements, log.summary, report_options.baseline_kernel
         return make_kernels_document(
-            rows, shares, end, top=report_options.max_rows, confirmed_ceilings=confirmed, baseline=baseline
+            log.measurements,
+            shares,
+            log.summary,
+            top=report_options.max_rows,
+            confirmed_ceilings=log.other_ceilings if self.has_ceilings else None,
+            baseline=report_options.baseline_kernel,
         )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:

@@ -38,14 +38,20 @@ from mamf.report.document import (
 
 
 def make_node_document(
-    devices: Sequence[NodeDevice], verdict: NodeVerdict, separate_measurement_reason: str = "", baseline_name: str = ""
+    devices: Sequence[NodeDevice],
+    verdict: NodeVerdict,
+    separate_measurement_reason: str = "",
+    baseline_name: str = "",
+    is_interrupted: bool = False,
 ) -> Document:
     """Return the report that ``mamf node`` prints, with the verdict and the figures of all devices.
 
     The first line is the reason for the verdict, because a pager shows the beginning of the report. The last line
-    repeats the reason with the exit code, because a terminal shows the end. ``separate_measurement_reason``: why the
-    devices did not measure at the same time; empty if they did. ``baseline_name``: the baseline of --baseline; empty if
-    there is none.
+    repeats the reason with the exit code, because a terminal shows the end.
+
+    - ``separate_measurement_reason``: why the devices did not measure at the same time; empty if they did.
+    - ``baseline_name``: the baseline of --baseline; empty if there is none.
+    - ``is_interrupted``: whether a signal ended the run. The exit code is then not that of the verdict.
     """
     models = Counter(device.name for device in devices if device.name)
     remarks = [f"{count} x {name}" for name, count in models.items()]
@@ -59,7 +65,7 @@ def make_node_document(
         Lines([verdict.reason, *merge_remarks((each.text, each.level) for each in verdict.findings[1:])]),
         Table(make_device_columns(devices), devices, key="figures"),
         Lines(remarks),
-        Answer([*slowest, f"{verdict.reason} (exit code {verdict.exit_code})"]),
+        Answer([*slowest, f"{verdict.reason}{'' if is_interrupted else f' (exit code {verdict.exit_code})'}"]),
     ]
     return Document(
         "Node",

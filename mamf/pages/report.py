@@ -93,9 +93,9 @@ def _make_node_page(path: Path) -> Page:
     separate_measurement_reason, devices = read_node_folders([path])
     verdict = judge_devices(devices, make_contributed_baseline(devices))
     parts: list[PagePart] = [make_node_chart(devices, verdict)] if any(device.figures for device in devices) else []
-    names = ", ".join(dict.fromkeys(device.name for device in devices if device.name))
+    names = dict.fromkeys(device.name for device in devices if device.name)
     return Page(
-        f"Node of {len(devices)} x {names or 'unknown devices'}",
+        f"Node of {len(devices)} x {', '.join(names) or 'unknown devices'}",
         verdict=verdict.reason,
         verdict_color="good" if verdict.level == OK else "bad",
         sections=[
@@ -118,12 +118,18 @@ def _make_ranks_page(path: Path) -> Page:
 def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
     """Return a page with the figures of all logs side by side, and a section for each log and each folder."""
     rows = [(source.name, source.title, "; ".join(source.intro_lines)) for source in sources]
-    listed = [make_text_table(("log", "what", "machine and run"), rows)] if rows else []
     compared = _make_log_comparison(sources)
     roofline_parts = _make_roofline_parts(sources)
     sections = [
         *([Section("Roofline", roofline_parts)] if roofline_parts else []),
-        Section("Side by side", [*_make_side_by_side_charts(sources), *listed], len(sources) <= MAX_OPEN_PANELS),
+        Section(
+            "Side by side",
+            [
+                *_make_side_by_side_charts(sources),
+                *([make_text_table(("log", "what", "machine and run"), rows)] if rows else []),
+            ],
+            len(sources) <= MAX_OPEN_PANELS,
+        ),
         Section("Compared", compared),
         *(_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources),
         *(_join_sections(page.title, page.sections) for page in pages),
@@ -158,7 +164,7 @@ def _collect_headline_facts(sources: Sequence[LogContent]) -> list[Fact]:
     return [
         replace(fact, label=f"{name}: {fact.label}") if name else fact
         for source, name in zip(sources, names, strict=True)
-        for fact in source.headline_facts[: max(1, MAX_HEADLINE_FIGURES // len(sources))]
+        for fact in source.headline_facts[: max(2, MAX_HEADLINE_FIGURES // len(sources))]
     ]
 
 
@@ -235,7 +241,7 @@ def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:
     return [
         make_roofline_chart(roofs, points, ceiling_logs[0].header),
         *make_roofline_document(
-            roofs, points, describe_machine(ceiling_logs[0].header), MAX_OPEN_PANELS
+            roofs, points, [describe_machine(ceiling_logs[0].header)], MAX_OPEN_PANELS
         ).visible_blocks,
     ]
 

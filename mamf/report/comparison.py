@@ -168,6 +168,7 @@ def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
 
 
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
+    percent = format_as_percent(tolerance)
     if pair.decide_verdict(tolerance) == "UNDECIDED":
         if pair.interval.coverage < MIN_INTERVAL_COVERAGE:
             yield "the row has too few samples to decide"
@@ -176,9 +177,8 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
         elif not pair.has_known_intervals:
             yield "the interval of A or of B is unknown: 'mamf show' of both logs says why"
         elif pair.was_measured_too_briefly(tolerance):
-            yield f"the run is too short to decide, because the interval is wider than +-{format_as_percent(tolerance)}"
+            yield f"the interval is wider than +-{percent}: longer runs, or more of them, can decide"
         else:
-            percent = format_as_percent(tolerance)
             yield f"the difference may be larger or smaller than {percent}: more runs of each side can decide"
     if pair.temperature_effect >= _MIN_TEMPERATURE_EFFECT_SHARE and pair.a.celsius and pair.b.celsius:
         yield f"A was at {pair.a.celsius:.0f} C and B at {pair.b.celsius:.0f} C, which makes the interval wider"

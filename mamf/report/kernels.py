@@ -136,7 +136,16 @@ def make_best_kernel_table(
         Column(
             "",
             "ahead %",
-            lambda each: each.runner_up and ("tied" if each.lead is None else format_percent(each.lead)),
+            lambda each: (
+                each.runner_up
+                and (
+                    format_percent(each.lead)
+                    if each.lead is not None
+                    else "tied"
+                    if each.row.interval.is_known and each.runner_up.interval.is_known
+                    else "unknown"
+                )
+            ),
             drop_priority=2,
         ),
         Column(

@@ -95,12 +95,12 @@ def drop_shared_fields(points: Sequence[RooflinePoint]) -> tuple[list[RooflinePo
 
 
 def make_roofline_document(
-    roofs: Roofs, points: Sequence[RooflinePoint], first_line: str, top: int | None = None
+    roofs: Roofs, points: Sequence[RooflinePoint], first_lines: Sequence[str], top: int | None = None
 ) -> Document:
     """Return the report of a roofline: the ceilings, the rows as shares of their roofs, and a conclusion. CSV contains
     the rows, or the ceilings if there are no rows.
 
-    - ``first_line``: the first line of the report.
+    - ``first_lines``: the lines above the tables.
     - ``top``: the maximum number of rows for people; None for all. Rows that are nearest to their roof come first.
 
     Columns ``balance_*`` contain balance points: the FLOP per byte at which a compute ceiling and the bandwidth of a
@@ -147,7 +147,7 @@ def make_roofline_document(
         Column("kernel", "kernel", lambda named: named.ceiling.kernel, drop_priority=2, is_left_aligned=True),
     ]
     blocks: list[Block] = [
-        Lines([first_line]),
+        Lines(first_lines),
         Table(columns, ceilings, key="roofs"),
         Table(POINT_COLUMNS, best_first, shared_fields, max_shown_rows=top),
         Answer(list(describe_roofline_result(roofs, best_first))),

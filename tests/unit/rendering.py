@@ -18,7 +18,7 @@ def render_explanation(form, steps, rows, head, foot=(), width=None):
 
 
 def render_roofline(form, roofs, points, head="head"):
-    return FORMATTERS[form](make_roofline_document(roofs, points, head), None)
+    return FORMATTERS[form](make_roofline_document(roofs, points, [head]), None)
 
 
 def render_profile(form, script, profile, top=10, width=None):

@@ -106,7 +106,7 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
     folder, run, devices = device_processes.measure_node_devices(options, indices)
-    exit_code = _print_verdict(options, run.separate_measurement_reason, devices, baseline)
+    exit_code = _print_verdict(options, run.separate_measurement_reason, devices, baseline, not run.is_over)
     print_line(f"logs: {folder}", sys.stderr)
     if not run.is_over:
         return INTERRUPTED_EXIT_CODE
@@ -139,6 +139,7 @@ def _print_verdict(
     separate_measurement_reason: str,
     devices: Sequence[NodeDevice],
     baseline: Baseline | None,
+    is_interrupted: bool = False,
 ) -> int:
     from mamf.node.logs import make_contributed_baseline
     from mamf.node.report import make_node_document
@@ -150,7 +151,9 @@ def _print_verdict(
     )
     print_document(
         options,
-        make_node_document(devices, verdict, separate_measurement_reason, baseline.name if baseline else ""),
+        make_node_document(
+            devices, verdict, separate_measurement_reason, baseline.name if baseline else "", is_interrupted
+        ),
     )
     if options.format in SINGLE_TABLE_FORMATS:
         print_line(verdict.reason, sys.stderr)

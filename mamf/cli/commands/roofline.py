@@ -99,7 +99,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.logs.roofs import build_roofs_from_logs
     from mamf.plugins.discovery import open_backend
     from mamf.report.charts.picture import check_image_path, draw_figure, make_file_exists_error, save_figure
-    from mamf.report.document import describe_machine
+    from mamf.report.document import describe_machine, list_warnings
     from mamf.report.roofline import (
         make_roofline_chart,
         make_roofline_document,
@@ -142,13 +142,15 @@ def run_with_options(options: argparse.Namespace) -> int:
         if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
         roofline_points += points_of_log
+    header, warnings = logs[0].header, dict.fromkeys(warning for log in logs for warning in list_warnings(log))
     print_document(
-        options, make_roofline_document(roofs, roofline_points, describe_machine(logs[0].header), options.top)
+        options, make_roofline_document(roofs, roofline_points, [describe_machine(header), *warnings], options.top)
     )
-    header = logs[0].header
     if export_path:
-        content = json.dumps(make_tracelens_architecture(roofs, header["device"]["memory_bytes"]), indent=4) + "\n"
-        (write_file_atomically if options.overwrite else create_file_atomically)(export_path, content.encode())
+        architecture = make_tracelens_architecture(roofs, header["device"]["memory_bytes"])
+        (write_file_atomically if options.overwrite else create_file_atomically)(
+            export_path, f"{json.dumps(architecture, indent=4)}\n".encode()
+        )
         print_line(f"{options.export}: {export_path}", choose_note_stream(options))
     if options.picture:
         save_figure(

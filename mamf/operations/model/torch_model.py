@@ -63,7 +63,10 @@ class TorchModel(ModelKernel):
         self.name = f"{self.base_name}[{self.attention_kernel.name}]"
 
     def explain_unavailability(self, backend: Backend) -> Unavailability | None:
-        return explain_torch_unavailability(backend) or self.attention_kernel.explain_unavailability(backend)
+        missing = explain_torch_unavailability(backend) or self.attention_kernel.explain_unavailability(backend)
+        return missing and replace(
+            missing, remedy=missing.remedy.replace("mamf attention --kernel", "mamf model --attention")
+        )
 
     def explain_unsupported_problem(self, backend: Backend, problem: ModelProblem) -> str | None:
         if not isinstance(self.attention_kernel, TorchAttention):

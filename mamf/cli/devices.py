@@ -416,7 +416,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
             _watch_node_children(options, folder, run, watch)
             run.is_over = True
         except KeyboardInterrupt:
-            warn("interrupted (exit code 130): the verdict covers only what was measured; repeat the command")
+            warn("interrupted (exit code 130): the verdict covers only what was measured; run again in a new folder")
     run.failures = watch.failure_reasons
     try:
         run.write_run_file(folder)

@@ -333,7 +333,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_duration, "metavar": "TIME", "dest": "seconds"},
     ),
     "--top": SharedOption(
-        "number of rows to print per table, or 'all'",
+        "number of rows to print per table, or 'all'; csv and json always have all rows",
         "10",
         {"type": parse_top, "default": 10, "metavar": "N"},
     ),

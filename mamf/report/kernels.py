@@ -117,7 +117,9 @@ def make_best_kernel_table(
     unit = best_kernels[0].row.work.unit
     columns: list[Column[BestKernel]] = [
         Column("problem", "", lambda each: make_group_title(each.row)),
-        Column("", "problem", lambda each: name_by_id[id(each)], is_left_aligned=True),
+        Column(
+            "", "problem", lambda each: name_by_id[id(each)] or ("default" if any(names) else ""), is_left_aligned=True
+        ),
         Column("shape", "shape", lambda each: str(each.row.shape), is_left_aligned=True),
         Column(
             "kernel",

@@ -185,7 +185,7 @@ def make_verification_document(log: RunLog, max_shown_rows: int | None) -> Docum
     rows, is_interrupted = log.measurements, log.tier == "interrupted"
     groups = group_pairs(((row.operation, row.kernel, row.problem.dtype), row) for row in rows)
     wrong_first = sorted(groups, key=lambda key: (all(row.status != WRONG_STATUS for row in groups[key]), key))
-    rows_by_regime = group_pairs((row.regime, row) for row in rows if row.ok)
+    rows_by_regime = group_pairs((row.regime, row) for row in rows if row.ok or row.status == WRONG_STATUS)
     operations_by_reference = group_pairs((get_operation(row.operation).reference, row.operation) for row in rows)
     blocks: list[Block] = [
         Lines([describe_machine(log.header)]),

@@ -147,9 +147,13 @@ def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, here, monkeypatch):
 
 
 def test_a_budget_that_ends_too_soon_says_how_to_continue(run, here, monkeypatch):
-    told = "no ceiling yet; to continue, repeat the command with --output-folder short"
+    told = "ceilings are missing; to continue, repeat the command with --output-folder short"
     code, out, err = run("roofline", "--budget", "0.01s", "--output-folder", "short")
-    assert code == 0 and f"short/bfloat16.jsonl and short/cache.jsonl: {told}" in err and "memory" in out
+    assert (
+        code == 0
+        and f"short/bfloat16.jsonl and short/memory.jsonl and short/cache.jsonl: {told}" in err
+        and "memory" in out
+    )
     for name in LOGS[1:]:
         (here / "short" / name).unlink()
     monkeypatch.setattr(roofline, "run_command", lambda typed: 130)

@@ -95,7 +95,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         help="log of 'mamf find' or 'mamf roofline' that contains ceilings (the highest rates of the device); may be "
-        "repeated (default: the ceilings that 'mamf peak' prints)",
+        "repeated (default: the ceilings that 'mamf peak' prints; with --from none)",
     )
     parser.add_argument(
         "--trace",

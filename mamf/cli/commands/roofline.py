@@ -193,9 +193,13 @@ def _run_ceiling_searches(options: argparse.Namespace, backend: Backend) -> tupl
         for path, log in logs_by_path.items()
         if log.matmul_ceilings or log.other_ceilings or find_read_bandwidths(log, backend.info.cache_bytes)
     ]
-    if not options.dry_run and (incomplete_paths := [path for path in paths if path not in logs_with_ceiling]):
+    if not options.dry_run and (
+        incomplete_paths := [
+            path for path in paths if path not in logs_by_path or logs_by_path[path].tier != "complete"
+        ]
+    ):
         message = (
-            f"{' and '.join(map(str, incomplete_paths))}: no ceiling yet; to continue, repeat the command with "
+            f"{' and '.join(map(str, incomplete_paths))}: ceilings are missing; to continue, repeat the command with "
             f"--output-folder {folder}, and with a longer --budget if the time was too short"
         )
         if not logs_with_ceiling:

@@ -33,7 +33,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="LOG",
         help="run log, all logs of one run, or a folder that --devices, 'mamf node' or 'mamf profile --ranks' wrote",
     )
-    add_shared_options(parser, "--ceiling", default_text="none; rows then show no share of a ceiling")
+    add_shared_options(parser, "--ceiling", default_text="none; only for logs of 'mamf sweep'")
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

@@ -260,7 +260,7 @@ def winners_table(words: Sequence[str]) -> str:
             cells += [
                 format_four_digits(ceiling.rate),
                 ceiling.kernel,
-                MISSING_VALUE if gain is None else percent(gain, 1),
+                MISSING_VALUE if gain is None else percent(gain, 1).replace("-0.0 %", "0.0 %"),
             ]
         lines.append(cells)
     heads = [

@@ -283,8 +283,8 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
 
 
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
-    """Yield the lines of ``report`` that name the ceilings of its shares, its first table, without the columns that
-    exceed the width of SUMMARY.md, and its conclusion.
+    """Yield the warnings of ``report``, the lines that name the ceilings of its shares, its first table without the
+    columns that exceed the width of SUMMARY.md, and its conclusion.
     """
     from mamf.report.document import Answer, Lines, Table
     from mamf.report.formats import drop_columns_to_fit
@@ -295,7 +295,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
             for block in report.visible_blocks
             if isinstance(block, Lines)
             for text in block.texts
-            if text.startswith(("MAMFU: share", "MBU: share"))
+            if text.startswith(("MAMFU: share", "MBU: share", "WARN "))
         ]
     )
     for table in [each for each in report.visible_blocks if isinstance(each, Table)][:1]:

@@ -12,11 +12,12 @@ from mamf.backend import DeviceInfo
 from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, FindKind, ReportOptions, RunKind
 from mamf.logs.compare import Difference
+from mamf.logs.compared_rows import group_by_key, select_counted_measurements
 from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
 from mamf.logs.recording import RunEnd
 from mamf.logs.roofs import build_roofs_from_logs
 from mamf.logs.run_log import RunLog
-from mamf.measurement import Measurement, group_pairs
+from mamf.measurement import Measurement
 from mamf.plans import EXPLAIN, GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY, Plan, ReproduceOptions
 from mamf.report.charts.picture import Picture
 from mamf.report.comparison import (
@@ -44,6 +45,7 @@ from mamf.report.document import (
 from mamf.report.explanation import make_explanation_document, make_waterfall_chart, make_waterfall_steps
 from mamf.report.overlap import make_overlap_chart, make_overlap_document
 from mamf.report.roofline import make_roofline_chart, make_roofline_document
+from mamf.report.rows import rank_rows
 from mamf.report.shares import make_problem_title_in_words
 from mamf.report.verification import count_verified_items, make_verification_document
 
@@ -88,12 +90,9 @@ class GuardKind(RunKind):
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log. If a row was measured several times, show the round with the median rate."""
-        median_rows = {
-            key: replace(sorted(rounds, key=lambda row: row.comparable_rate)[len(rounds) // 2], phase="")
-            for key, rounds in group_pairs((row.key, row) for row in log.all_rows if row.ok and row.phase).items()
-        }
-        rows = {row.key: row for row in log.all_rows} | median_rows
-        return super().make_document(replace(log, measurements=list(rows.values())), report_options)
+        counted = map(select_counted_measurements, group_by_key(log.all_rows).values())
+        medians = [replace(rows[(len(rows) - 1) // 2], phase="") for rows in map(rank_rows, counted)]
+        return super().make_document(replace(log, measurements=medians), report_options)
 
 
 #: The minimum duration of a row in seconds. If a run has a time budget, rows are made shorter to fit, but not shorter

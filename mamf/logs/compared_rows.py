@@ -325,21 +325,25 @@ def group_by_key(rows: Iterable[Measurement]) -> dict[RowKey, list[Measurement]]
     return group_pairs((row.key, row) for row in rows)
 
 
-def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
-    """Combine the measurements of one row into one compared row. If the row was measured again (phase ``confirm``),
-    the first measurement does not count. If any result was wrong, the row has the status ``wrong_result``.
+def select_counted_measurements(measurements: Sequence[Measurement]) -> Sequence[Measurement]:
+    """Return the measurements of one row that count. If any result was wrong, only the last wrong one counts. If the
+    row was measured again (phase ``confirm``), the first measurement does not count. Of the others, those with a rate
+    count or, if there are none, the last one.
     """
     wrong = [row for row in measurements if row.status == "wrong_result"]
-    repeated = [row for row in measurements if row.phase == CONFIRM_PHASE]
-    measured = [row for row in repeated or measurements if row.ok]
-    if wrong or not measured:
-        return _make_compared_row((wrong or repeated or measurements)[-1])
-    combined = _make_compared_row(measured[-1])
-    if not repeated:
+    repeated = [row for row in measurements if row.phase == CONFIRM_PHASE] or measurements
+    return wrong[-1:] or [row for row in repeated if row.ok] or repeated[-1:]
+
+
+def combine_measurements(measurements: Sequence[Measurement]) -> ComparedRow:
+    """Combine the measurements of one row that count into one compared row (``select_counted_measurements``)."""
+    counted = select_counted_measurements(measurements)
+    combined = _make_compared_row(counted[-1])
+    if not counted[-1].ok or counted[-1].phase != CONFIRM_PHASE:
         return combined
-    rate, interval = combine_rounds(measured)
+    rate, interval = combine_rounds(counted)
     return _add_error_and_conditions(
-        replace(combined, rate=rate, interval=interval, repetition_count=len(measured)), measured
+        replace(combined, rate=rate, interval=interval, repetition_count=len(counted)), counted
     )
 
 

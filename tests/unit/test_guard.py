@@ -2,6 +2,7 @@
 
 import csv
 import io
+import json
 import re
 import shutil
 import signal
@@ -376,6 +377,15 @@ def test_the_table_of_an_update_shows_the_median_round(guard):
     shown = [float(row["rate_tflops"]) for row in csv.DictReader(io.StringIO(out))]
     rounds = group_by_key(row for row in read_run_log(guard.folder / "rounds.jsonl").all_rows if row.phase)
     assert sorted(shown) == sorted(statistics.median_low(row.best_rate for row in group) for group in rounds.values())
+
+
+def test_a_wrong_round_is_shown_even_if_other_rounds_are_right(guard, run):
+    assert guard("--update", "--output", "rounds.jsonl")[0] == 0
+    lines = [json.loads(line) for line in (guard.folder / "rounds.jsonl").read_text().splitlines()]
+    wrong = next(record for record in lines if record.get("phase") == CONFIRM_PHASE)
+    wrong |= {"status": "wrong_result", "reason": "0.5 off"}
+    (guard.folder / "rounds.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in lines))
+    assert "wrong_result: 0.5 off" in run("show", "rounds.jsonl")[1]
 
 
 def test_an_update_says_what_it_stored(guard):

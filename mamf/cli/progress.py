@@ -49,8 +49,13 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
         budget_seconds: float | None = None,
         is_steady: bool = True,
     ) -> None:
-        remaining = "<{remaining}" if is_steady else ""
-        time_limit = remaining if budget_seconds is None else f" of {tqdm.format_interval(budget_seconds)}"
+        time_limit = (
+            f" of {tqdm.format_interval(budget_seconds)}"
+            if budget_seconds is not None
+            else "<{remaining}"
+            if is_steady
+            else ""
+        )
         count_and_time = "" if row_count is None else f"/{{total_fmt}} [{{elapsed}}{time_limit}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,

@@ -38,9 +38,10 @@ from mamf.measurement import Measurement
 from mamf.plans import Plan, RowKey
 from mamf.plugins.contracts import convert_plugin_errors
 
-#: A kernel that has crashed the process this many times is not launched again. A row is skipped if it would probably
-#: exceed the budget by more than this share of the budget.
-_MAX_CRASHES_PER_KERNEL, _MAX_BUDGET_EXCESS = 3, 0.2
+#: A kernel that has crashed the process this many times is not launched again.
+_MAX_CRASHES_PER_KERNEL = 3
+#: A row is skipped if it would probably exceed the budget by more than this share of the budget.
+_MAX_BUDGET_EXCESS = 0.2
 #: The name by which the user requested a kernel, and the kernel itself.
 NamedKernel = tuple[str, AnyKernel]
 #: A function that shows the user which step (shape and kernel, as text) a run prepares or, if True, now measures. The

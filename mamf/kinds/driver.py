@@ -137,8 +137,9 @@ class Run(RunSetup):
                     self.check_signals()
                 status, reason, is_idle = "complete", "; ".join(self.failures), True
                 if self.kind.is_run_cut_short(self, strategy.skipped_step_count):
+                    # Rows are skipped before the budget is over if they would exceed it.
                     is_early = self.backend.now() - start_time < 0.9 * (self.plan.budget_seconds or 0.0)
-                    why = ", because the other rows would exceed it" if is_early else ""
+                    why = ", because the other rows would exceed it" if is_early and strategy.skipped_step_count else ""
                     status, reason = "interrupted", "; ".join([f"the budget ended{why}", *self.failures])
             except KeyboardInterrupt:
                 reason = "by the user"

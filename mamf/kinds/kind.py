@@ -97,10 +97,13 @@ class RunKind:
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         """Make the report of a log, as a document that can be printed in any format."""
-        given_ceilings = report_options.roofs.matmul_ceilings if report_options.roofs else {}
         # Of the given ceilings, keep only those that have the dtype and regime of at least one row, because the others
         # are not needed to compute shares.
-        row_ceilings = (find_row_ceiling(row, given_ceilings) for row in log.measurements if row.work.has_matmul_flop)
+        row_ceilings = (
+            find_row_ceiling(row, report_options.roofs.matmul_ceilings if report_options.roofs else {})
+            for row in log.measurements
+            if row.work.has_matmul_flop
+        )
         used_ceilings = {(each.dtype, each.regime): each for each in row_ceilings if each is not None}
         shares = ShareCalculator(
             log.header,

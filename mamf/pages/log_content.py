@@ -347,10 +347,9 @@ def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, note
     if not 0 < share <= MAX_SHARE_OF_CEILING:
         return None
     rest = [note for note in notes if note and note != shares.describe_share(row)]
-    rate = format_rate(row.best_rate, row.work.unit)
     return Fact(
         f"{name} of the best {row.operation}, {title}",
         format_percent(share),
         "%",
-        [", ".join([rate, *rest[:1]]), *rest[1:]],
+        [", ".join([format_rate(row.best_rate, row.work.unit), *rest[:1]]), *rest[1:]],
     )

@@ -393,13 +393,17 @@ def make_guard_document(result: GuardResult, top: int | None = 0) -> Document:
     if not result.comparison.pairs:
         return Document("Guard", [answer], data)
     outcome_by_pair = {id(row.pair): row.outcome for row in result.rows}
-    outcome: Column[RowPair] = Column("", "outcome", lambda pair: outcome_by_pair[id(pair)], is_left_aligned=True)
     compared = make_comparison_document(result.comparison, result.tolerance, top)
     _, table, details, *_ = compared.blocks
     assert isinstance(table, Table)
     decided = replace(
         table,
-        columns=[outcome if column.title == "verdict" else column for column in table.columns],
+        columns=[
+            Column("", "outcome", lambda pair: outcome_by_pair[id(pair)], is_left_aligned=True)
+            if column.title == "verdict"
+            else column
+            for column in table.columns
+        ],
         # The remarks of the comparison explain its verdicts. They would contradict the outcome "ok".
         get_remarks=lambda pair: [] if outcome_by_pair[id(pair)] == "ok" else table.get_remarks(pair),
     )

@@ -398,7 +398,10 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
         marker.position[1] for marker in chart.markers
     ]
     axes.set_xlim(*chart.x_limits)
-    axes.set_ylim(min(heights) / _VERTICAL_MARGIN_FACTOR, max(heights) * _VERTICAL_MARGIN_FACTOR)
+    # If all ceilings are too noisy, there is no roof, and perhaps no marker either.
+    axes.set_ylim(
+        min(heights, default=1.0) / _VERTICAL_MARGIN_FACTOR, max(heights, default=1.0) * _VERTICAL_MARGIN_FACTOR
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())

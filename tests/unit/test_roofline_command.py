@@ -244,3 +244,15 @@ def test_a_ceiling_with_an_unknown_interval_is_no_roof_and_is_refused_elsewhere(
     code, out, _ = run("roofline", "sweep.jsonl", "--ceiling", "noisy.jsonl", *CEILING_REGIMES[1:])
     assert code == 0 and "because its ceiling is too noisy: measure it again" in out
     assert "near the limit" not in out
+    code, _, err = run("roofline", "sweep.jsonl", "--ceiling", "noisy.jsonl", "--picture", "noisy.png")
+    assert (code, (here / "noisy.png").stat().st_size > 10_000) == (0, True), "a picture without roofs"
+
+
+def test_a_search_that_ends_without_a_ceiling_is_named(run, here, monkeypatch):
+    for name in LOGS:
+        records = [json.loads(line) for line in (here / "roofs" / name).read_text().splitlines()]
+        kept = [record for record in records if record["record"] in ("header", "summary")]
+        (here / "roofs" / name).write_text("".join(f"{json.dumps(record)}\n" for record in kept))
+    monkeypatch.setattr(roofline, "run_command", lambda typed: 0)
+    code, _, err = run("roofline", "--output-folder", "roofs")
+    assert (code, "roofs/cache.jsonl: ceilings are missing; to continue" in err) == (2, True)

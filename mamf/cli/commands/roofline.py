@@ -195,7 +195,7 @@ def _run_ceiling_searches(options: argparse.Namespace, backend: Backend) -> tupl
     ]
     if not options.dry_run and (
         incomplete_paths := [
-            path for path in paths if path not in logs_by_path or logs_by_path[path].tier != "complete"
+            path for path in paths if path not in logs_with_ceiling or logs_by_path[path].tier != "complete"
         ]
     ):
         message = (

@@ -139,7 +139,7 @@ class Run(RunSetup):
                 if self.kind.is_run_cut_short(self, strategy.skipped_step_count):
                     # Rows are skipped before the budget is over if they would exceed it.
                     is_early = self.backend.now() - start_time < 0.9 * (self.plan.budget_seconds or 0.0)
-                    why = ", because the other rows would exceed it" if is_early and strategy.skipped_step_count else ""
+                    why = " early: the other rows would exceed it" if is_early and strategy.skipped_step_count else ""
                     status, reason = "interrupted", "; ".join([f"the budget ended{why}", *self.failures])
             except KeyboardInterrupt:
                 reason = "by the user"

@@ -237,8 +237,8 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
     ]
     if noisy:
         text = (
-            f"{device.full_label}: too noisy to compare, because this kind of device repeats its rates no better or "
-            f"another process uses it: {', '.join(noisy)}"
+            f"{device.full_label}: too noisy to compare (this kind of device varies as much between runs, or another "
+            f"process uses it): {', '.join(noisy)}"
         )
         yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():

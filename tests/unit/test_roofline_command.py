@@ -244,8 +244,8 @@ def test_a_ceiling_with_an_unknown_interval_is_no_roof_and_is_refused_elsewhere(
     code, out, _ = run("roofline", "sweep.jsonl", "--ceiling", "noisy.jsonl", *CEILING_REGIMES[1:])
     assert code == 0 and "because its ceiling is too noisy: measure it again" in out
     assert "near the limit" not in out
-    code, _, err = run("roofline", "sweep.jsonl", "--ceiling", "noisy.jsonl", "--picture", "noisy.png")
-    assert (code, (here / "noisy.png").stat().st_size > 10_000) == (0, True), "a picture without roofs"
+    assert run("roofline", "--ceiling", "noisy.jsonl", "--picture", "noisy.png")[0] == 0
+    assert (here / "noisy.png").exists(), "a picture without roofs and rows"
 
 
 def test_a_search_that_ends_without_a_ceiling_is_named(run, here, monkeypatch):

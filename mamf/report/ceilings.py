@@ -92,7 +92,7 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
     device, gain, conditions = header["device"], ceiling.gain_over_default, ceiling.conditions
     peak = find_datasheet_rate(device["name"], ceiling.problem.dtype, device["compute_units"])
     details = [
-        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel"
+        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel on this shape"
         if gain and abs(gain) >= _MIN_SHOWN_GAIN_SHARE
         else "",
         _describe_default_kernel(ceiling, rows),
@@ -121,7 +121,9 @@ def describe_ties_and_phases(ceiling: Ceiling, rows: Iterable[Measurement]) -> l
 
 def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> str:
     """Return a line with the highest rate of the library's default kernel, or an empty string if the default kernel
-    itself reaches the ceiling. The first measurements of a search (phase ``scout``) run the default kernel.
+    has the ceiling. The first measurements of a search (phase ``scout``) run the default kernel.
+
+    This rate is of the finalist measurements, and the best of them can exceed a ceiling, which is confirmed.
     """
     default = next((row.kernel for row in rows if row.phase == "scout"), ceiling.kernel)
     choosing = (row for row in rows if (row.regime, row.phase, row.kernel) == (ceiling.regime, CHOOSE_PHASE, default))
@@ -132,7 +134,8 @@ def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> s
     if default == ceiling.kernel or not rates:
         return ""
     best = max(rates, key=rates.__getitem__)
-    return f"the default kernel, {default}, reaches at most {format_rate(rates[best], ceiling.unit)} @ {best}"
+    verb = f"reaches at most {format_rate(rates[best], ceiling.unit)}" if rates[best] < ceiling.rate else "is as fast"
+    return f"the default kernel, {default}, {verb} @ {best}"
 
 
 def _describe_temperature(ceiling: Ceiling) -> str:

@@ -409,8 +409,11 @@ def test_the_report_says_what_the_default_gives():
     ceiling = find_confirmed_ceiling([*fast, *default], "card", default_kernel=KERNEL)
     header = {"device": {"name": "card", "compute_units": None}}
     told = describe_ceiling_accuracy(ceiling, [*scouts, *default, *fast], header)
-    assert any("triton[x] gains +31.7 % over the default kernel" in line for line in told)
+    assert any("triton[x] gains +31.7 % over the default kernel on this shape" in line for line in told)
     assert f"    the default kernel, {KERNEL}, reaches at most 650.0 TFLOPS @ {B}" in told
+    faster = [row for row in default if row.shape != B] + rows_of(B, [801.0] * 3, phase="choose")
+    told = describe_ceiling_accuracy(ceiling, [*scouts, *faster, *fast], header)
+    assert f"    the default kernel, {KERNEL}, is as fast @ {B}" in told
     own = find_confirmed_ceiling([*default, *rows_of(B, [650.0] * 3)], "card", default_kernel=KERNEL)
     assert not any("default" in line for line in describe_ceiling_accuracy(own, [*scouts, *default], header))
 

@@ -143,7 +143,7 @@ class Chart(Picture):
         rates = group_pairs((line.name, point.y) for line in lines for point in line.points)
         return sorted(rates, key=lambda name: -max(rates[name])) if self.is_connected else list(rates)
 
-    @property
+    @functools.cached_property
     def styles(self) -> dict[str, Style]:
         return choose_styles([*self.palette_names, *self.names])
 
@@ -164,8 +164,7 @@ class Chart(Picture):
 
     def make_legend(self) -> LegendEntries:
         line_style = {"linewidth": 2 if self.is_connected else 0, "markersize": 7}
-        styles = self.styles
-        return [(name, {**line_style, **vars(styles[name])}) for name in self.names]
+        return [(name, {**line_style, **vars(self.styles[name])}) for name in self.names]
 
 
 # -- ticks and scales of the axes of a Chart ---------------------------------------------------------------------------
@@ -287,9 +286,8 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
     style_axes(axes, panel.title)
     axes.set_xlabel(chart.axis.label, fontsize=TEXT_FONT_POINTS)
     axes.set_ylabel(panel.unit, fontsize=TEXT_FONT_POINTS)
-    styles = chart.styles
     for line in panel.lines:
-        _draw_line(axes, line, panel, chart, styles[line.name])
+        _draw_line(axes, line, panel, chart, chart.styles[line.name])
     _scale_x_axis(axes, chart)
     _scale_y_axis(axes, panel, chart)
     if panel.best_point is not None:

@@ -361,10 +361,12 @@ def print_plan(
             f"ceilings: first the search for {search.problem.dtype} {' and '.join(search.regimes)}, "
             f"at most {search.budget_seconds:.0f} s"
         )
-    seconds = compute_max_sampling_seconds(plan, remaining_row_keys, backend)
-    seconds += sum(search.budget_seconds or 0.0 for search in remaining_searches)
+    seconds = compute_max_sampling_seconds(plan, remaining_row_keys, backend) + sum(
+        search.budget_seconds or 0.0 for search in remaining_searches
+    )
     if plan.budget_seconds is not None and (plan.confirms_best_rows or seconds >= plan.budget_seconds):
         print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
         limit = "at most" if plan.kind == GUARD else "about"  # Most rows of mamf guard need no repetition.
-        print_line(f"time: {limit} {seconds:.0f} s, plus the time to prepare and verify the rows")
+        preparing = "" if backend.is_accelerator else ", which on a CPU can take minutes for a large row"
+        print_line(f"time: {limit} {seconds:.0f} s, plus the time to prepare and verify the rows{preparing}")

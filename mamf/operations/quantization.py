@@ -187,8 +187,7 @@ def decode_elements(elements: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     table = torch.tensor(
         [*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)], dtype=dtype, device=elements.device
     )
-    codes = torch.stack((elements & 15, elements >> 4), dim=-1).flatten(1)
-    return table[codes.int()]
+    return table[torch.stack((elements & 15, elements >> 4), dim=-1).flatten(1).int()]
 
 
 def swizzle_scales(scales: torch.Tensor) -> torch.Tensor:

@@ -56,13 +56,12 @@ from mamf.report.imported import (
 )
 from mamf.report.overlap import format_kept_rate_ranges
 from mamf.report.page import CopyableCommand, Fact, PagePart, Section
-from mamf.report.rows import describe_row_interval, select_ranked_rows
+from mamf.report.rows import describe_row_interval, make_group_title, select_ranked_rows
 from mamf.report.shares import (
     WRONG_CEILING_TEXT,
     ShareCalculator,
     divide_by_peak,
     make_ceiling_title,
-    make_problem_title_in_words,
 )
 from mamf.report.verification import yield_verdict_lines
 
@@ -337,8 +336,10 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
         *shares.yield_share_remarks(row),
     ]
     point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
-    title = make_problem_title_in_words(row.regime, row.problem)
-    return HeadlineFigure(f"best {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes))
+    title = make_group_title(row, shares.header)
+    return HeadlineFigure(
+        f"best {row.operation}, {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes)
+    )
 
 
 def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, notes: Sequence[str]) -> Fact | None:

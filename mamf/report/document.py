@@ -115,8 +115,7 @@ def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:
 
 def convert_to_snake_case(title: str) -> str:
     """Convert the heading of a column to its key in CSV and JSON: ``FLOP/byte`` becomes ``flop_per_byte``."""
-    spelled = title.replace("/", " per ").replace("%", " percent ")
-    return re.sub(r"\W+", "_", spelled.lower()).strip("_")
+    return re.sub(r"\W+", "_", title.replace("/", " per ").replace("%", " percent ").lower()).strip("_")
 
 
 def format_interval(interval: Interval, factor: float = 1.0) -> str:

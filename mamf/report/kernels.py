@@ -112,11 +112,11 @@ def make_best_kernel_table(
 
     ``best_kernels``: must not be empty. ``top``: the maximum number of rows that people see; None for all.
     """
-    names, shared = split_shared_parts([make_group_title(each.row) for each in best_kernels])
+    names, shared = split_shared_parts([make_group_title(each.row, shares.header) for each in best_kernels])
     name_by_id = dict(zip(map(id, best_kernels), names, strict=True))
     unit = best_kernels[0].row.work.unit
     columns: list[Column[BestKernel]] = [
-        Column("problem", "", lambda each: make_group_title(each.row)),
+        Column("problem", "", lambda each: make_group_title(each.row, shares.header)),
         Column(
             "", "problem", lambda each: name_by_id[id(each)] or ("default" if any(names) else ""), is_left_aligned=True
         ),
@@ -204,7 +204,7 @@ def make_ranking_table(
     return Table(
         make_row_columns(rows, shares, get_speed_up, has_one_shape),
         rows,
-        f"{make_group_title(rows[0])}{shape}",
+        f"{make_group_title(rows[0], shares.header)}{shape}",
         "measurements",
         [row for row in rows if row.ok],
         top,
@@ -302,7 +302,17 @@ def yield_step_part_blocks(rows: Sequence[Measurement]) -> Iterator[Block]:
         Column("regime", "regime", lambda each: each[0][2], drop_priority=3, is_left_aligned=True),
         *(column for part in _PHASES_BY_STEP_PART.items() for column in _make_step_part_columns(*part)),
     ]
-    yield Table(columns, with_several_phases, key="parts")
+    yield Table(
+        columns,
+        with_several_phases,
+        key="parts",
+        get_remarks=lambda each: (
+            ["+-ms of a part is unknown if the interval of one of its phases is unknown"]
+            if any(not row.interval.is_known for row in each[1].values())
+            else []
+        ),
+        get_label=lambda each: f"{each[0][0]} {each[0][1]}",
+    )
     yield Lines(["backward = forward-backward minus forward; optimizer = step minus forward-backward"])
 
 

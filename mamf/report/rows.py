@@ -36,7 +36,7 @@ from mamf.report.document import (
     make_rate_key,
     shorten_line,
 )
-from mamf.report.shares import ShareCalculator, describe_clock, make_problem_title_in_words
+from mamf.report.shares import ShareCalculator, describe_clock
 
 #: A function that returns the rate of a row divided by the rate of its baseline, or None if there is no baseline.
 GetSpeedUp = Callable[[Measurement], float | None]
@@ -190,9 +190,23 @@ def group_rows(rows: Iterable[Measurement], has_group_per_shape: bool = False) -
     return {key: rank_rows(group) for key, group in groups.items()}
 
 
-def make_group_title(row: Measurement) -> str:
-    """Return the title of the group that a row belongs to, from its regime and problem."""
-    return make_problem_title_in_words(row.regime, row.problem)
+def make_group_title(row: Measurement, header: Mapping[str, Any]) -> str:
+    """Return the title of the group that a row belongs to, from its regime and problem.
+
+    Titles omit settings that have their default, but name these settings if the run also measures other values of them.
+    ``header``: the header of the log.
+    """
+    operation = get_operation(row.operation)
+    texts, record = operation.describe_problem(row.problem), operation.make_problem_record(row.problem)
+    texts_of_run = {
+        text
+        for each in header.get("plan", {}).get("problems", ())
+        for text in operation.describe_problem(operation.read_problem_record(each))
+    }
+    # The texts that name a field begin with the name of the field.
+    omitted_names = {text.split()[0] for text in texts_of_run} - {text.split()[0] for text in texts}
+    defaults = [f"{name} {value}" for name, value in record.items() if name in omitted_names]
+    return ", ".join([row.regime, row.problem.dtype, *texts, *defaults])
 
 
 def format_row_label(row: Measurement) -> str:
@@ -280,10 +294,10 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
     if the group has only one kernel. ``rows``: the rows of the group, best first.
     """
     best, *_ = measured = [row for row in rows if row.ok]
+    title = make_group_title(best, shares.header)
     figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.ranking_statistic}) @ {best.shape} by {best.kernel}"
-    yield f"best {make_group_title(best)}: {figure}, {describe_row_interval(best)}"
+    yield f"best {title}: {figure}, {describe_row_interval(best)}"
     conditions, may_be_ceiling = best.conditions, get_operation(best.operation).may_be_ceiling
-    info = DeviceInfo(**shares.header["device"])
     details = [
         shares.describe_share_of_peak(best),
         shares.describe_share(best),
@@ -291,7 +305,9 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
         f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
         "" if best.device_index is None else describe_row_device(best),
-        "" if may_be_ceiling(info, best.problem, best.shape) else "the cache may serve some of its bytes",
+        ""
+        if may_be_ceiling(DeviceInfo(**shares.header["device"]), best.problem, best.shape)
+        else "the cache may serve some of its bytes",
         # Leave out the remark about an unknown interval, because the line about the figure already says this.
         *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
     ]
@@ -301,7 +317,7 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
         rates = [row.comparable_rate for row in measured]
         unit, factor = choose_unit(best.work.unit, [best.best_rate])  # both means in the unit of the best row
         means = [f"{format_four_digits(factor * mean(rates))} {unit}" for mean in (fmean, geometric_mean)]
-        yield f"mean {make_group_title(best)} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
+        yield f"mean {title} over {len(rates)} shapes: arithmetic {means[0]}, geometric {means[1]}"
 
 
 def describe_row_interval(row: Measurement) -> str:

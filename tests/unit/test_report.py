@@ -51,6 +51,14 @@ def test_the_text_names_regime_interval_peak_and_how_it_ended(rows):
     assert "--top all" in text
 
 
+def test_a_default_that_the_run_compares_with_another_value_is_named(rows):
+    problems = {"problems": [*HEADER["plan"]["problems"], {**HEADER["plan"]["problems"][0], "layout": "nn"}]}
+    text = render("table", rows, {**HEADER, "plan": {**HEADER["plan"], **problems}}, None)
+    assert "\nburst, bfloat16, layout nt\n" in text
+    assert "\nbest burst, bfloat16, layout nt: " in text
+    assert "layout" not in render("table", rows, HEADER, None)
+
+
 def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
     reason = "CUDA out of memory. Tried to allocate 99 GiB. " * 5
     failed = replace(next(row for row in rows if not row.ok), status="out_of_memory", reason=reason)

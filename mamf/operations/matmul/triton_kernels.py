@@ -146,7 +146,6 @@ def multiply_with_descriptors(  # type: ignore[no-untyped-def]
             )
         tile_to_store += tl.num_programs(0)
         row, column = locate_tile(tile_to_store, tiles_m, tiles_n, GROUP_M)
-        halves = tl.permute(tl.reshape(sums, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-        left_half, right_half = tl.split(halves)
+        left_half, right_half = tl.split(tl.permute(tl.reshape(sums, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1)))
         c.store([row * BLOCK_M, column * BLOCK_N], left_half.to(c.dtype))
         c.store([row * BLOCK_M, column * BLOCK_N + BLOCK_N // 2], right_half.to(c.dtype))

@@ -228,8 +228,7 @@ class TritonMatmul(TorchMatmul):
         if problem.dtype not in _FLOAT8_DTYPES:
             return details
         float32_accumulation = f"in float32 after every {self.configuration.block_k} terms of K"
-        accumulation = "fast" if problem.fast_accumulation else float32_accumulation
-        return {**details, "accumulation": accumulation}
+        return {**details, "accumulation": "fast" if problem.fast_accumulation else float32_accumulation}
 
     def configure_for_shape(self, backend: Backend, problem: MatmulProblem, shape: MatmulShape) -> TritonMatmul:
         return TritonMatmul(

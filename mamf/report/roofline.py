@@ -298,12 +298,14 @@ class RooflineMarker:
     - ``label``: identifies the row.
     - ``kernel``: the name of the kernel, which decides the color and shape of the marker.
     - ``series``: a line joins all markers with the same kernel and series; empty if no line leads to this marker.
+    - ``has_roof``: whether the roof of the row is known. If not, the marker is hollow.
     """
 
     label: str
     kernel: str
     position: DataPoint
     series: str = ""
+    has_roof: bool = True
 
 
 @dataclass(frozen=True)
@@ -321,8 +323,10 @@ class RooflineChart(Picture):
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(marker.kernel for marker in self.markers)
-        names = dict.fromkeys(marker.kernel for marker in self.markers)
-        return [(name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])}) for name in names]
+        return [
+            (name, {"linewidth": 0, "markersize": _MARKER_SIZE_POINTS, **vars(styles[name])})
+            for name in dict.fromkeys(marker.kernel for marker in self.markers)
+        ]
 
 
 def make_roofline_chart(roofs: Roofs, points: Sequence[RooflinePoint], header: Mapping[str, Any]) -> RooflineChart:
@@ -333,7 +337,13 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RooflinePoint], header: M
             regime = ", sustained" if point.row.regime == SUSTAINED else ""
             series = f"{point.layer_name}{regime}" if point.layer_name else ""
             markers.append(
-                RooflineMarker(f"{point.name}{regime}", point.row.kernel, (point.intensity, point.tflops), series)
+                RooflineMarker(
+                    f"{point.name}{regime}",
+                    point.row.kernel,
+                    (point.intensity, point.tflops),
+                    series,
+                    point.roof_share is not None,
+                )
             )
     # The FLOP per byte at which each flat ceiling meets each rising ceiling.
     balance_points = [
@@ -343,16 +353,19 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RooflinePoint], header: M
     ]
     shown = [marker.position[0] for marker in markers if marker.position[0]] + balance_points
     x_limits = min(shown, default=1.0) / _LEFT_MARGIN_FACTOR, max(shown, default=1.0) * _RIGHT_MARGIN_FACTOR
-    note = (
-        "thick: burst ceilings; thin: sustained ones. Bytes count each operand read once and each result written once."
-    )
+    notes = [
+        "thick lines: burst ceilings; thin lines: sustained ones" if len(roofs.regimes) > 1 else "",
+        "bytes count each operand read once and each result written once",
+        "joined marks: a layer with more tokens from left to right" if any(each.series for each in markers) else "",
+        "" if all(each.has_roof for each in markers) else "hollow marks: no ceiling in the regime of the mark is known",
+    ]
     return RooflineChart(
         f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.matmul_ceilings)) or 'bandwidth alone'}",
         describe_machine_briefly(header),
         tuple(_yield_roof_lines(roofs, x_limits)),
         tuple(markers),
         x_limits,
-        notes=(f"{note} Joined marks: a layer with more tokens from left to right.",),
+        notes=("; ".join(filter(None, notes)),),
     )
 
 
@@ -418,7 +431,8 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
         x, y = marker.position
         marker_style: dict[str, Any] = {
             "markersize": _MARKER_SIZE_POINTS,
-            "markeredgecolor": "white",
+            "markeredgecolor": "white" if marker.has_roof else styles[marker.kernel].color,
+            "markerfacecolor": styles[marker.kernel].color if marker.has_roof else "white",
             "linestyle": "none",
             "zorder": 4,
         }

@@ -219,6 +219,18 @@ def test_ceilings_are_lines_and_rows_are_marks():
     assert chart.markers[0].position == pytest.approx((make_roofline_point(DECODE[0], ROOFS, "").intensity, 3.7))
 
 
+def test_a_mark_without_a_roof_in_its_regime_is_hollow():
+    roofs = build_roofs([product(1693.0), read(16 * GIB, 4.39)], L2)
+    unknown = replace(DECODE[1], regime="sustained")
+    chart = make_roofline_chart(roofs, select_roofline_points([DECODE[0], unknown], roofs), HEADER)
+    assert [mark.has_roof for mark in chart.markers] == [True, False]
+    assert "hollow marks" in chart.notes[0]
+    marks = [line for line in draw_figure(chart).axes[0].lines if line.get_linestyle() == "None"]
+    assert [mark.get_markerfacecolor() == "white" for mark in marks] == [False, True]
+    known = make_roofline_chart(roofs, select_roofline_points(DECODE, roofs), HEADER)
+    assert "hollow" not in known.notes[0] and "thin" not in known.notes[0]
+
+
 def test_a_slow_memory_is_drawn_in_the_unit_of_its_table():
     chart = make_kernels_chart([row(BandwidthProblem("read"), BandwidthShape(GIB), 0.05)], HEADER)
     (panel,) = chart.panels

@@ -56,8 +56,8 @@ def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     (panel,) = chart.panels
     shares = [100 * each.best_rate / 500 for each in (STEP[-1], rows[-1])]
     assert [bar.label for bar in panel.bars] == [
-        f"torch[sdpa], {shares[0]:.1f} % MAMFU",
-        f"compiled, {shares[1]:.1f} % MAMFU",
+        f"torch[sdpa] ({shares[0]:.1f} % MAMFU)",
+        f"compiled ({shares[1]:.1f} % MAMFU)",
     ]
     assert "500" in chart.notes[0] and "context length 1k" in chart.title
 

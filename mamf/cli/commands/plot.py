@@ -32,6 +32,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a run log, all logs of one run or their folder, logs of mamf-finder, or folders that 'mamf node' wrote",
     )
     parser.add_argument(
+        "-o",
         "--output",
         type=Path,
         metavar="FILE",

@@ -454,16 +454,16 @@ class DecodeOperation(Operation[DecodeProblem, DecodeShape]):
         return find_datasheet_bandwidth(info.name, info.compute_units)
 
     def make_columns(self, row: Measurement, info: DeviceInfo | None = None) -> Mapping[str, object]:
-        """Return additional columns of a report: TFLOPS, the microseconds that the kernel takes for one cache, the
-        memory that a launch needs and, if the kernel reports it, the planning time.
+        """Return additional columns of a report: TFLOPS, the microseconds that the kernel takes for one cache (if a
+        timed launch reads several), the memory that a launch needs and, if the kernel reports it, the planning time.
         """
         if not row.ok:
             return {}
-        seconds = row.seconds / row.problem.count_kernel_launches(row.shape)
+        kernel_launch_count = row.problem.count_kernel_launches(row.shape)
         planning_us = row.details.get("planning_us")
         return {
             "TFLOPS": row.flop / row.seconds / TERA,
-            "us": seconds * 1e6,
+            **({"us": row.seconds / kernel_launch_count * 1e6} if kernel_launch_count > 1 else {}),
             "memory MiB": row.peak_memory_bytes and row.peak_memory_bytes / 2**20,
             **({} if planning_us is None else {"planning us": float(planning_us)}),
         }

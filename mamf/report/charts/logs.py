@@ -360,7 +360,7 @@ def _make_step_bar(label: str, rows_by_phase: _RowsByPhase, known_ceilings: Rate
     ceiling = find_row_ceiling(longest, known_ceilings)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
-    return StackedBar(f"{label}, {share}", split_step_into_parts(rows_by_phase))
+    return StackedBar(f"{label} ({share})", split_step_into_parts(rows_by_phase))
 
 
 def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:

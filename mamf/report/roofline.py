@@ -489,14 +489,8 @@ def _write_along_line(axes: Axes, line: CeilingLine) -> None:
         start * (end / start) ** (_SUSTAINED_LABEL_POSITION if line.is_sustained else _BURST_LABEL_POSITION),
         height / end,
     )
-    text_style: dict[str, Any] = {
-        "fontsize": SMALL_FONT_POINTS,
-        "ha": "center",
-        "va": "bottom",
-        "rotation_mode": "anchor",
-    }
-    rotation = math.degrees(math.atan(slope))
-    axes.text(x, x * slope, line.label, rotation=rotation, transform_rotates_text=True, **text_style)
+    style: dict[str, Any] = {"ha": "center", "va": "bottom", "rotation_mode": "anchor", "transform_rotates_text": True}
+    axes.text(x, x * slope, line.label, fontsize=SMALL_FONT_POINTS, rotation=math.degrees(math.atan(slope)), **style)
 
 
 def group_markers_by_series(markers: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:

@@ -46,6 +46,7 @@ OTHER_MEANING = {
     ("--operation", "attention"): "only attention or decode",
     ("--output", "plot"): "a picture",
     ("--output-folder", "roofline"): "a folder whose searches may be unfinished",
+    ("--output", "report"): "a page",
     ("--output", "profile"): "a folder if several ranks share the run",
     ("--shape", "explain"): "one matmul, by default that of a ceiling",
     ("--shapes", "overlap"): "pairs of a matmul and the other work",

@@ -93,7 +93,7 @@ def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
 def test_one_length_is_drawn_as_bars_the_fastest_first():
     rows = [row(shape(512), 100.0), row(shape(512), 400.0, "sdpa"), row(shape(512, causal=True), 90.0)]
     full, causal = make_attention_chart(rows, CEILINGS, HEADER).panels
-    assert [bar.label for bar in full.bars] == ["sdpa, 50.0 % MAMFU", "eager, 12.5 % MAMFU"]
+    assert [bar.label for bar in full.bars] == ["sdpa (50.0 % MAMFU)", "eager (12.5 % MAMFU)"]
     assert [bar.height for bar in causal.bars] == pytest.approx([90.0])
 
 

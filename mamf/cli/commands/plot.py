@@ -32,8 +32,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="a run log, all logs of one run or their folder, logs of mamf-finder, or folders that 'mamf node' wrote",
     )
     parser.add_argument(
-        "-o",
         "--output",
+        "-o",
         type=Path,
         metavar="FILE",
         help="picture file to write, .png or .svg (default: the log's name with .png)",

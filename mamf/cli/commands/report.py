@@ -27,8 +27,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "logs", type=Path, nargs="+", metavar="LOG_OR_FOLDER", help="run logs, profiles, or folders of them"
     )
     parser.add_argument(
-        "-o",
         "--output",
+        "-o",
         type=Path,
         default=Path("report.html"),
         metavar="FILE",

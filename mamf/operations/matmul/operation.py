@@ -152,7 +152,8 @@ class MatmulOperation(BaseMatmulOperation[MatmulProblem, MatmulShape]):
         ``values``: the values of the options ``m`` (numbers of tokens) and ``product`` (``forward``, ``grad-input`` or
         ``grad-weight``). Raises UnknownNameError for an unknown name.
         """
-        require_known_names(("preset of matmul (moe is one of --operation grouped)", name, MATMUL_PRESETS))
+        hint = " (moe needs --operation grouped)" if name.startswith("moe") else ""
+        require_known_names((f"preset of matmul{hint}", name, MATMUL_PRESETS))
         (product,) = values.get("product", ("forward",))
         names_by_shape: dict[MatmulShape, list[str]] = {}
         for m in values.get("m") or MATMUL_PRESETS[name].token_counts:

@@ -222,6 +222,9 @@ def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice
             **{name: row.relative_half_width for name, row in fastest_rows.items()},
         },
         throttled={**device.throttled, **merged},
+        verified_problem_count=(
+            sum(row.ok for row in log.measurements) if part == VERIFY_PART else device.verified_problem_count
+        ),
     )
 
 

@@ -97,6 +97,9 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
         Column("", "device", lambda device: device.full_label, is_left_aligned=True),
         *(Column(name, "", attrgetter(name)) for name in ("node", "index", "name", "uuid_hash", "address")),
         *(column for name in FIGURE_UNITS for column in make_figure_columns(name)),
+        Column(
+            "verified_problem_count", "problems verified", lambda device: device.verified_problem_count, drop_priority=1
+        ),
         Column("place", "place", lambda device: places.get(device.label), drop_priority=2),
         *make_sensor_columns(lambda device: device.conditions),
         Column(

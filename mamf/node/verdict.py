@@ -54,6 +54,7 @@ class NodeDevice:
       ceiling.
     - ``throttled``: for each throttle reason, the share of time in which it applied. If several parts of the run have
       such a share, this is the largest of them.
+    - ``verified_problem_count``: how many random problems had a right result; None if results were not verified.
     - ``failures``: why the device failed, one line each.
     - ``lacks``: the results that are missing and why, one line each.
     """
@@ -69,6 +70,7 @@ class NodeDevice:
     half_widths: Mapping[str, float] = field(default_factory=dict)
     conditions: Conditions = field(default_factory=Conditions)
     throttled: Mapping[str, float] = field(default_factory=dict)
+    verified_problem_count: int | None = None
     failures: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
 

@@ -252,7 +252,12 @@ def make_run_log_content(log: RunLog) -> LogContent:
         header["command"],
         log,
         [
-            Fact(f"rate of {name} while both run, as a share of its rate alone", range_text, "%")
+            Fact(
+                f"rate of {name} while both run, as a share of its rate alone",
+                range_text,
+                "%",
+                [] if all(row.interval.is_known for row in log.measurements if row.ok) else ["some intervals unknown"],
+            )
             for name, range_text in format_kept_rate_ranges(log.measurements).items()
         ]
         if log.plan.kind == OVERLAP

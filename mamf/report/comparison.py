@@ -108,7 +108,13 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
     _, factor = choose_rate_unit(pairs)
     return [
         *(
-            Column("", name, partial(_read_field, name), str, drop_priority=1, is_left_aligned=True)
+            Column(
+                *("", name),
+                partial(lambda field, pair: pair.pairing_fields[field], name),
+                str,
+                drop_priority=1,
+                is_left_aligned=True,
+            )
             for name in find_varying_fields(pairs)
         ),
         Column("", "shape", format_shapes, is_left_aligned=True),
@@ -126,10 +132,6 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
         Column("", "verdict", lambda pair: pair.decide_verdict(tolerance), is_left_aligned=True),
         *make_columns_from_mappings(pairs, lambda pair: flat[id(pair)], has_titles=False),
     ]
-
-
-def _read_field(name: str, pair: RowPair) -> object:
-    return pair.pairing_fields[name]
 
 
 def find_varying_fields(pairs: Sequence[RowPair]) -> list[str]:
@@ -279,9 +281,11 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
             f"slower by more than {format_as_percent(POOLED_TOLERANCE_SHARE * tolerance)}: "
             f"all rows together, in {together}"
         )
-    if all(pair.decide_verdict(tolerance) == "UNDECIDED" for pair in comparison.pairs):
+    undecided_count = sum(pair.decide_verdict(tolerance) == "UNDECIDED" for pair in comparison.pairs)
+    if undecided_count == len(comparison.pairs):
         return "nothing was decided, because every row is undecided: the remarks below the table say why"
-    return f"no regression beyond {format_as_percent(tolerance)}"
+    undecided = f" was found, but {format_count(undecided_count, 'row')} stayed undecided" if undecided_count else ""
+    return f"no regression beyond {format_as_percent(tolerance)}{undecided}"
 
 
 def _describe_failed_rows(rows: Sequence[tuple[ComparedRow, ComparedRow | None]], log_label: str) -> str:

@@ -76,7 +76,7 @@ class ComparedRun(NamedTuple):
     """The data of a run for a comparison. The run may be one of mamf or of mamf-finder.
 
     - ``name``: a label with the log, the program and the device.
-    - ``statistic``: the statistic of ``tflops_by_shape`` (mamf-finder), or the regime (mamf).
+    - ``statistic``: the statistic of ``tflops_by_shape``, such as ``median``, and for mamf also its regime.
     - ``headline_by_name``: the headline figures by their names "MAMF" and "MSMF"; a name is missing if the run does not
       have the figure.
     - ``regime``: the regime of ``tflops_by_shape``; empty for mamf-finder. ``dtype``: empty if unknown.
@@ -119,14 +119,14 @@ def make_compared_run(name: str, log: RunLog | FinderRun) -> ComparedRun:
 def _convert_run_log(log: RunLog) -> ComparedRun:
     """Convert the matmuls and ceilings of a mamf log for a comparison with mamf-finder. Use the rates of the regime
     ``classic``, because it measures in the same way as mamf-finder. If the log does not have this regime, use its first
-    regime.
+    regime. The rates of ``classic`` are medians, as in most logs of mamf-finder, and not its fastest launches.
     """
     rows = [row for row in log.measurements if row.ok and not row.is_reference and sets_compute_ceiling(row.operation)]
-    regimes = list(dict.fromkeys(row.regime for row in rows))
-    if not regimes:
+    statistic_by_regime = {row.regime: row.statistic for row in rows}
+    if not statistic_by_regime:
         raise UsageError(f"{log.path} has no matmuls: give a log of 'mamf sweep' or 'mamf find'")
-    regime = CLASSIC if CLASSIC in regimes else regimes[0]
-    tflops_by_shape = {str(row.shape): row.best_rate for row in rows if row.regime == regime}
+    regime = CLASSIC if CLASSIC in statistic_by_regime else next(iter(statistic_by_regime))
+    tflops_by_shape = {str(row.shape): row.compute_rate(row.statistic) for row in rows if row.regime == regime}
     ceilings = log.ceilings if log.plan.is_search else {}
     headlines = {
         name: Headline(ceilings[headline_regime].rate, str(ceilings[headline_regime].shape))
@@ -136,7 +136,7 @@ def _convert_run_log(log: RunLog) -> ComparedRun:
     dtypes = " ".join(dict.fromkeys(problem.dtype for problem in log.plan.problems))
     return ComparedRun(
         f"{log.path.name}: mamf on {log.header['device']['name']}, {dtypes}",
-        regime,
+        f"{regime} {statistic_by_regime[regime]}",
         tflops_by_shape,
         headlines,
         regime,
@@ -211,23 +211,32 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     is_m = len({(shape.n, shape.k) for shape in shapes.values()}) == 1
     x_by_shape = {text: float(shape.m if is_m else shape.flop) for text, shape in shapes.items()}
     by_x = sorted(x_by_shape, key=x_by_shape.__getitem__)
-    lines = []
-    for run in runs:
-        if rates := [(x_by_shape[text], run.tflops_by_shape[text]) for text in by_x if text in run.tflops_by_shape]:
-            lines.append(Line(run.label, tuple(Point(x, rate, rate, rate) for x, rate in rates)))
+    lines = [
+        Line(
+            run.label,
+            tuple(
+                Point(x_by_shape[text], *[run.tflops_by_shape[text]] * 3)
+                for text in by_x
+                if text in run.tflops_by_shape
+            ),
+        )
+        for run in runs
+        if run.tflops_by_shape
+    ]
     axis = Axis("M", ticks=make_even_ticks([shape.m for shape in shapes.values()]))
     if not is_m:
         first, last = (math.log10(x_by_shape[text]) for text in (by_x[0], by_x[-1]))
-        ticks = [10.0**power for power in range(math.floor(first), math.ceil(last) + 1)]
+        ticks = [step * 10.0**power for power in range(math.floor(first), math.ceil(last) + 1) for step in (1, 2, 5)]
         axis = Axis(
             "FLOP", is_logarithmic=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks)
         )
-    title = "mamf-finder and mamf"
+    title = "mamf-finder and mamf" if len(runs) > 1 else "mamf-finder"
     if len(runs) == 1 and not is_m:
         headlines = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in x_by_shape}
         lines += [Line(name, (Point(x_by_shape[each.shape], *[each.tflops] * 3),)) for name, each in headlines.items()]
-        title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in headlines.items()) or "mamf-finder"
-    return Chart(title, "", axis, ((Panel("", tuple(lines)),),), is_m, notes=(_explain_missing_verdict(runs),))
+        title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in headlines.items()) or title
+    panel, notes = Panel("", tuple(lines)), (_explain_missing_verdict(runs),)
+    return Chart(title, "", axis, ((panel,),), is_m, comes_with_intervals=False, notes=notes)
 
 
 def _make_finder_columns() -> list[Column[ReportedFigures]]:

@@ -206,7 +206,10 @@ def make_overlap_chart(rows: Sequence[Measurement], header: Mapping[str, Any]) -
         "% of the rate alone",
         tuple(row for pair in pairs for row in _yield_chart_rows(pair)),
         has_bars=True,
-        notes=("lines: 95 % intervals", *describe_row_failures(rows, {row.kernel for row in rows})),
+        notes=(
+            "lines: 95 % intervals (a bar without a line has an unknown one)",
+            *describe_row_failures(rows, {row.kernel for row in rows}),
+        ),
     )
 
 

@@ -115,6 +115,7 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
     assert [abs(pooled.ratio - 1) < 0.001 for pooled in comparison.pooled_rows] == [True]
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.03))
     assert "the interval of A or of B is unknown" in text and "longer runs" not in text
+    assert "no regression beyond 3 % was found, but 1 row stayed undecided" in text
     assert re.search(r"  -  +UNDECIDED", text), text
 
 

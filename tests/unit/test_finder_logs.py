@@ -1,6 +1,7 @@
 """Logs of mamf-finder 2 to 4: what they say is imported, what they leave open stays open."""
 
 import gzip
+from pathlib import Path
 
 import finder_log_samples as samples
 import pytest
@@ -10,6 +11,10 @@ from hypothesis import strategies as st
 from mamf.errors import RunLogError
 from mamf.logs.finder import parse_finder_runs, read_finder_logs
 from mamf.logs.legacy import FINDER_STATISTICS, read_legacy_log_or_none, write_legacy_log
+from mamf.logs.run_log import read_run_log
+from mamf.report.imported import make_compared_run
+
+RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 
 
 def run_of(text):
@@ -246,3 +251,13 @@ def test_lines_in_any_order_never_crash(lines):
 @settings(deadline=None)
 def test_any_text_never_crashes(text):
     assert isinstance(imported(text), list)
+
+
+def test_medians_of_mamf_finder_are_compared_with_medians_of_classic():
+    log = read_run_log(RESULTS / "sweep-torch-mm-bfloat16-classic-20261123-071112.jsonl")
+    row = next(row for row in log.measurements if str(row.shape) == "6400x4096x4096")
+    assert row.best_rate > 1.05 * row.compute_rate("median")  # classic ranks rows by the fastest launch
+    mamf = make_compared_run("", log)
+    finder = make_compared_run("", read_legacy_log_or_none(RESULTS / "mamf-finder-v2g-bfloat16-20261123-071020.jsonl"))
+    assert (finder.statistic, mamf.statistic) == ("median", "classic median")
+    assert mamf.tflops_by_shape["6400x4096x4096"] == pytest.approx(row.compute_rate("median"))

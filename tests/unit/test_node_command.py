@@ -85,7 +85,7 @@ def test_json_of_a_node_keeps_its_keys(run, healthy):
     }
     assert set(record["devices"][0]) == {
         *("index", "node", "name", "uuid_hash", "address", "dtype", "build", "figures", "half_widths", "conditions"),
-        *("throttled", "failures", "lacks"),
+        *("throttled", "verified_problem_count", "failures", "lacks"),
     }
 
 

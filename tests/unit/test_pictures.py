@@ -60,10 +60,12 @@ def test_a_field_that_is_not_used_and_the_seventh_digit_change_no_digest():
     assert pictures.digest(chart(y=2.0001)) != pictures.digest(CHART)
 
 
-@pytest.mark.parametrize(("high", "has_hollow_markers"), [(2.2, True), (2.0, False)])
-def test_points_with_an_unknown_interval_are_hollow_beside_others(high, has_hollow_markers):
+@pytest.mark.parametrize("has_hollow_markers", [True, False])
+@pytest.mark.parametrize("high", [2.0, 2.2])
+def test_points_with_an_unknown_interval_are_hollow_if_the_log_has_intervals(high, has_hollow_markers):
     points = (Point(1, 2.0, 2.0, high), Point(2, 3.0, 3.0, 3.0))
-    chart = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", points),)),),))
+    panel = Panel("p", (Line("a", points),))
+    chart = Chart("t", "s", Axis("x"), ((panel,),), comes_with_intervals=has_hollow_markers)
     assert chart.has_hollow_markers is has_hollow_markers
     assert ("hollow marker: the interval is unknown" in chart.all_notes) is has_hollow_markers
     texts = " ".join(text.get_text() for text in draw_figure(chart).texts)

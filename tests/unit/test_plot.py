@@ -337,7 +337,7 @@ def test_a_sweep_marks_its_best_and_its_share():
     pytest.importorskip("matplotlib")
     rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
     (axes,) = draw_figure(make_sweep_chart(rows, H200)).axes
-    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8, 79% of the datasheet"}
+    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8\n79% of the datasheet"}
     (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
     assert line.get_marker() == "." and line.get_linewidth() < 1
 

@@ -110,6 +110,7 @@ class Chart(Picture):
     - ``palette_names``: all names that occur in any picture of the run. Pictures with the same ``palette_names`` give
       each name the same color.
     - ``has_own_scales``: whether each panel has its own vertical scale.
+    - ``comes_with_intervals``: whether the log has intervals. If not, no marker is hollow.
     """
 
     axis: Axis
@@ -118,13 +119,14 @@ class Chart(Picture):
     has_intervals: bool = False
     palette_names: tuple[str, ...] = ()
     has_own_scales: bool = False
+    comes_with_intervals: bool = True
 
     @property
     def has_hollow_markers(self) -> bool:
-        """Whether hollow markers show points with an unknown interval. A chart without any interval has none."""
-        points = [point for panel in self.panels for point in panel.points]
-        are_known = {point.high > point.low for point in points} if self.is_connected or self.has_intervals else set()
-        return are_known == {True, False}
+        """Whether hollow markers show points with an unknown interval."""
+        points = (point for panel in self.panels for point in panel.points)
+        shows_intervals = self.comes_with_intervals and (self.is_connected or self.has_intervals)
+        return shows_intervals and any(point.high <= point.low for point in points)
 
     @property
     def all_notes(self) -> Sequence[str]:
@@ -235,7 +237,7 @@ def _select_spaced_labels(axes: Axes, axis: Axis) -> list[str]:
     letter_width = (positions[-1] - positions[0]) / (_MAX_TICK_LABEL_CHARACTERS * compute_panel_width_share(axes))
     labels, previous_end = [], -math.inf
     for position, (_, text) in zip(positions, axis.ticks, strict=True):
-        half_width = letter_width * (len(text) + 1) / 2
+        half_width = letter_width * (len(text) + 2) / 2
         labels.append(text if position - half_width >= previous_end else "")
         previous_end = position + half_width if labels[-1] else previous_end
     return labels
@@ -338,7 +340,7 @@ def _format_tooltip(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
 
 
 def _draw_best_point_star(axes: Axes, panel: Panel, best: Point) -> None:
-    share = f", {best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
+    share = f"\n{best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
     axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
     is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
     _write_text(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5))

@@ -237,7 +237,8 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
         {"type": parse_duration, "metavar": "TIME"},
     ),
     "--ceiling": SharedOption(
-        "logs of 'mamf find' or 'mamf roofline' that contain the ceilings (the highest rates of the device)",
+        "logs of 'mamf find', 'mamf bandwidth' or 'mamf roofline' that contain the ceilings (the highest rates of the "
+        "device)",
         "",
         {"type": Path, "nargs": "+", "metavar": "LOG"},
     ),

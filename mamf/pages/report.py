@@ -216,7 +216,11 @@ def _make_side_by_side_charts(sources: Sequence[LogContent]) -> list[RangeChart]
     ]
     has_interval = [row.points[0].low < row.points[0].high for row in rows]
     intervals = "with their 95 % repeat intervals" if all(has_interval) else "lines: 95 % repeat intervals, if known"
-    return [RangeChart("The figures of each log", intervals if any(has_interval) else "", shown_unit, tuple(rows))]
+    return [
+        RangeChart(
+            f"The figures of each log in {shown_unit}", intervals if any(has_interval) else "", shown_unit, tuple(rows)
+        )
+    ]
 
 
 def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:

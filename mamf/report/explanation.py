@@ -318,7 +318,7 @@ def make_waterfall_chart(
     others = [
         StackedBar(
             row.problem.data,
-            (("on other operands", row.best_rate),),
+            (("measured", row.best_rate),),
             interval=(row.rate_interval.low, row.rate_interval.high) if row.rate_interval.is_known else None,
         )
         for row in rank_burst_rows(rows)
@@ -338,7 +338,7 @@ def make_waterfall_chart(
 def _make_step_bar(step: WaterfallStep) -> StackedBar:
     tflops, interval = step.tflops or 0.0, step.interval
     lost = max(0.0, (step.previous_tflops or 0.0) - tflops)
-    parts = [("from the datasheet" if step.row is None else "measured", tflops), (_LOST_PART_NAME, lost)]
+    parts = [("computed" if step.row is None else "measured", tflops), (_LOST_PART_NAME, lost)]
     note = "" if step.relative_change is None else format_change(step.relative_change)
     ends = (interval.low, interval.high) if interval and interval.is_known else None
     return StackedBar(step.name, tuple(parts if lost else parts[:1]), note, ends)

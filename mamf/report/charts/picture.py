@@ -304,8 +304,7 @@ _STYLE_INDEX_BY_NAME = {
     "other work": 1,
     "measured": 0,
     "lost since the step before": 1,
-    "on other operands": 2,
-    "from the datasheet": 8,
+    "computed": 8,
 }
 #: Keyword arguments of matplotlib for the lines of ceilings and of datasheet peaks, which are behind measured lines.
 CEILING_LINE_STYLE: Mapping[str, Any] = {"color": "#222222", "linestyle": "-", "linewidth": 1.6, "zorder": 1.8}

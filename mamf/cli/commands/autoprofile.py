@@ -50,7 +50,7 @@ HEADING_BY_LOG_FILE = {
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
     "counters.jsonl": "What bounds the best kernels",
-    "step.jsonl": "Where a model step spends its time",
+    "step.jsonl": "Where a training step of GPT-2 spends its time",
 }
 #: The maximum number of rows, and the maximum width in characters, of each table in SUMMARY.md.
 _MAX_SUMMARY_TABLE_ROWS, _MAX_SUMMARY_TABLE_WIDTH = 10, 75
@@ -218,33 +218,30 @@ class AutoprofileCommands:
             self.skip_reasons["counters.jsonl"] = str(error)
             return []
         largest_row = max(rows, key=lambda row: row.work_amount)
-        rows_of_largest_shape = [
-            row for row in rows if (row.problem, row.shape) == (largest_row.problem, largest_row.shape)
+        fastest_first = sorted(
+            (row for row in rows if (row.problem, row.shape) == (largest_row.problem, largest_row.shape)),
+            key=lambda row: row.seconds,
+        )
+        return [
+            *(row.kernel for row in fastest_first[:_MAX_COUNTED_KERNELS]),
+            *make_run_options(largest_row.problem, largest_row.shape),
         ]
-        names = [
-            row.kernel for row in sorted(rows_of_largest_shape, key=lambda row: row.seconds)[:_MAX_COUNTED_KERNELS]
-        ]
-        return [*names, *make_run_options(largest_row.problem, largest_row.shape)]
 
     def _make_model_step_arguments(self) -> list[str]:
         """Return the arguments for Python to run training steps of GPT-2 small or, on a CPU, of a model with two
         layers.
         """
-        cpu_options = ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
-        accelerator_options = ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
-        script = [
-            "-m",
-            "mamf",
-            "run",
-            "torch[sdpa]",
-            "--operation",
-            "model",
-            "--no-verify",
-            "--backend",
-            self._backend_name,
+        size_options = (
+            ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
+            if self.backend.is_accelerator
+            else ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
+        )
+        return [
+            *("-m", "mamf", "run", "torch[sdpa]", "--operation", "model", "--no-verify"),
+            *("--backend", self._backend_name, "--device", str(self.backend.index)),
+            *(["--dtype", self.dtype] if self.dtype else []),
+            *size_options,
         ]
-        device_options = ["--device", str(self.backend.index), *(["--dtype", self.dtype] if self.dtype else [])]
-        return [*script, *device_options, *(accelerator_options if self.backend.is_accelerator else cpu_options)]
 
 
 def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
@@ -283,8 +280,8 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
 
 
 def _choose_essential_blocks(report: Document) -> Iterator[Block]:
-    """Yield the warnings of ``report``, the lines that name the ceilings of its shares, its first table without the
-    columns that exceed the width of SUMMARY.md, and its conclusion.
+    """Yield the warnings of ``report``, the lines that name the ceilings of its shares and the FLOP of a step, its
+    first table without the columns that exceed the width of SUMMARY.md, and its conclusion.
     """
     from mamf.report.document import Answer, Lines, Table
     from mamf.report.formats import drop_columns_to_fit
@@ -295,11 +292,15 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
             for block in report.visible_blocks
             if isinstance(block, Lines)
             for text in block.texts
-            if text.startswith(("MAMFU: share", "MBU: share", "WARN "))
+            if text.startswith(("a step needs", "MAMFU: share", "MBU: share", "WARN "))
         ]
     )
     for table in [each for each in report.visible_blocks if isinstance(each, Table)][:1]:
         yield replace(
             table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_TABLE_WIDTH)
         )
-    yield from (each for each in report.visible_blocks if isinstance(each, Answer))
+    yield from (
+        Answer([text.replace("continue with --resume", "run 'mamf autoprofile' again") for text in each.texts])
+        for each in report.visible_blocks
+        if isinstance(each, Answer)
+    )

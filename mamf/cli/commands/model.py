@@ -13,7 +13,7 @@ from mamf.cli import run_command
 from mamf.cli.planning import add_operation_options, make_measurement_request
 from mamf.cli.resuming import has_plan_options, make_contradiction_error
 from mamf.cli.session import Session, run_kernel_session
-from mamf.cli.terminal import add_session_options, add_shared_options, print_needed_memory, warn
+from mamf.cli.terminal import add_session_options, add_shared_options, print_line, print_needed_memory, warn
 from mamf.errors import MamfError, UsageError
 from mamf.measurement import Rate, find_rate
 from mamf.operations.model.operation import ModelOperation
@@ -120,9 +120,7 @@ class ModelSession(Session):
     def __init__(self, *session_arguments: Any) -> None:
         from mamf.ceilings.ceiling import copy_as_given_ceiling
         from mamf.cli.ceilings import list_needed_ceiling_keys, read_given_ceilings
-        from mamf.engine.estimate import measure_matmul_flops
         from mamf.logs.records import make_known_ceiling_record
-        from mamf.operations.matmul.operation import make_matmul_kernel, make_problem
 
         super().__init__(*session_arguments)
         needed_keys = list_needed_ceiling_keys(self.plan)
@@ -136,21 +134,29 @@ class ModelSession(Session):
                 self.known_ceilings[key] = ceiling
         if self.plan.budget_seconds is None or self.backend.is_accelerator or self.resumed_log:
             return
-        # On a CPU, refuse a budget that is too short for the first row and its verification. Estimate their time from
-        # the FLOPS of float32 matmul, because mamf computes the reference result in float32 for models of any dtype.
-        _, problem, shape, _ = self.measured_run.remaining_row_keys[0]
-        flops = measure_matmul_flops(
-            make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
-        )
-        row_seconds = _MIN_FIRST_ROW_LAUNCHES * problem.compute_flop(shape) / flops
-        if row_seconds > self.plan.budget_seconds:
+        if (row_seconds := self._estimate_first_row_seconds()) > self.plan.budget_seconds:
             raise UsageError(
                 f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
                 "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
             )
 
+    def _estimate_first_row_seconds(self) -> float:
+        """Estimate the seconds that a CPU takes to measure and verify the first row, from the FLOPS of float32 matmul,
+        because mamf computes the reference result in float32 for models of any dtype.
+        """
+        from mamf.engine.estimate import measure_matmul_flops
+        from mamf.operations.matmul.operation import make_matmul_kernel, make_problem
+
+        _, problem, shape, _ = self.measured_run.remaining_row_keys[0]
+        flops = measure_matmul_flops(
+            make_matmul_kernel("torch.mm"), make_problem(self.backend, "float32"), self.backend
+        )
+        return float(_MIN_FIRST_ROW_LAUNCHES * problem.compute_flop(shape) / flops)
+
     def print_plan(self) -> None:
         super().print_plan()
+        if not self.backend.is_accelerator and self.measured_run.remaining_row_keys:
+            print_line(f"the first row and its verification take about {self._estimate_first_row_seconds():.0f} s")
         needed_bytes = max(
             (problem.count_bytes(shape) for _, problem, shape, _ in self.measured_run.remaining_row_keys), default=0
         )

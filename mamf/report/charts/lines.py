@@ -327,7 +327,7 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
     # The band has a gap at points with an unknown interval.
     ends = [(point.low, point.high) if point.high > point.low else (math.nan, math.nan) for point in line.points]
     lows, highs = zip(*ends, strict=True)
-    if chart.has_intervals:
+    if chart.has_intervals or any(map(math.isnan, lows)):
         axes.vlines(x, lows, highs, style.color)
     if chart.is_connected:
         axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)
@@ -356,10 +356,13 @@ def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
         share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if panel.ceiling else ""
     if panel.ceiling is not None:
         axes.axhline(panel.ceiling, **CEILING_LINE_STYLE)
-        _write_text(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4))
+        # Markers of the first measurements may be where the label is, so draw the label behind them.
+        _write_text(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4), zorder=1.9)
 
 
-def _write_text(axes: Axes, text: str, position: tuple[float, float], offset: tuple[int, int]) -> None:
+def _write_text(
+    axes: Axes, text: str, position: tuple[float, float], offset: tuple[int, int], zorder: float = 5
+) -> None:
     """Write text at a distance of ``offset`` (in units of 1/72 inch) from ``position``: to the right of ``position`` if
     the horizontal offset is positive, or else to the left.
     """
@@ -371,6 +374,6 @@ def _write_text(axes: Axes, text: str, position: tuple[float, float], offset: tu
         fontsize=SMALL_FONT_POINTS,
         ha="left" if offset[0] > 0 else "right",
         va="bottom",
-        zorder=5,
+        zorder=zorder,
         bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling, explain_missing_ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import UsageError
@@ -338,12 +339,18 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
         shares.describe_share(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",
+        ""
+        if get_operation(row.operation).may_be_ceiling(DeviceInfo(**shares.header["device"]), row.problem, row.shape)
+        else "the cache may serve some of its bytes",
         *shares.yield_share_remarks(row),
     ]
-    point = RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}")
     title = make_group_title(row, shares.header)
     return HeadlineFigure(
-        f"best {row.operation}, {title}", row.work.unit, point, notes, _make_share_fact(row, shares, title, notes)
+        f"best {row.operation}, {title}",
+        row.work.unit,
+        RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}"),
+        notes,
+        _make_share_fact(row, shares, title, notes),
     )
 
 

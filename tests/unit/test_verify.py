@@ -20,7 +20,7 @@ from mamf.node.device import DeviceRun
 from mamf.node.logs import NodeRun, add_logs_to_device, read_device_logs
 from mamf.node.verdict import NodeDevice
 from mamf.pages.report import make_report_page
-from mamf.plugins.discovery import make_operation
+from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.report.verification import (
     compute_max_wrong_share,
     compute_wrong_share_range,
@@ -253,15 +253,16 @@ def test_a_problem_that_was_wrong_stays_wrong_when_its_run_is_resumed(run, monke
     assert not re.search("no verdict|without a verdict", out)
 
 
-def test_the_same_number_is_the_same_problem():
-    device, kernel = SimulatedBackend(), SimulatedMatmul()
-    plan = make_verify_plan(device, {"a": kernel}, dtypes=["bfloat16", "float16"])
-    fewer = make_verify_plan(device, {"a": kernel}, dtypes=["float16"])
+@pytest.mark.parametrize("kernel", [SimulatedMatmul(), make_kernel(make_operation("grouped"), "loop")])
+def test_the_same_number_is_the_same_problem(kernel):
+    device = SimulatedBackend() if isinstance(kernel, SimulatedMatmul) else open_backend("cpu", 0)
+    plan = make_verify_plan(device, {"a": kernel})
     problems = [draw_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
     assert problems == [draw_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
+    assert len({problem.dtype for problem, _ in problems}) > 2
     for number, (problem, shape) in enumerate(problems, 1):
-        if problem.dtype == "float16":  # what a failure's command names
-            assert draw_problem(device, fewer, kernel, number, "spaced") == (problem, shape)
+        fewer = make_verify_plan(device, {"a": kernel}, dtypes=[problem.dtype])  # what a failure's command names
+        assert draw_problem(device, fewer, kernel, number, "spaced") == (problem, shape)
 
 
 @pytest.mark.parametrize("name", ["matmul", "batched", "grouped", "attention"])

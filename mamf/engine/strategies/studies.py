@@ -124,7 +124,7 @@ class ReproduceStrategy(RowsStrategy):
 
 # The maximum number of attempts to draw a problem that a kernel supports, and the maximum number of rows in a log. If
 # the budget allows more rows, mamf verifies each problem for longer instead.
-_MAX_DRAW_COUNT, _MAX_ROW_COUNT = 200, 5000
+_MAX_DRAW_COUNT, _MAX_ROW_COUNT = 1000, 5000
 # The minimum seconds of each verification of a problem that the user requested by its number.
 _MIN_VERIFY_SECONDS = 1.0
 # A problem of the regime `loaded` has at least this share of the multiply-adds of the largest allowed problem.
@@ -133,17 +133,17 @@ _MIN_LOADED_WORK_SHARE = 0.25
 
 def draw_problem(backend: Backend, plan: Plan, kernel: AnyKernel, number: int, regime: str) -> tuple[Any, Any] | None:
     """Draw the random problem with this ``number`` for a kernel, and its shape. Return None if the kernel supports none
-    of the drawn problems. The problem depends only on the plan's seed, dtypes and largest shape, and on the kernel, the
-    number and the regime.
+    of the drawn problems. The problem depends only on the plan's seed and largest shape, and on the kernel, the number
+    and the regime: a plan with fewer dtypes draws the same problems, and skips those with other dtypes.
     """
     operation, seed = get_operation(kernel.operation), plan.problem.seed + number
     chooser = random.Random(f"{seed} {kernel.name}")
     max_terms, allowed = plan.shapes[0].flop // 2, {problem.dtype for problem in plan.problems}
     terms = range(int(max_terms * _MIN_LOADED_WORK_SHARE) if regime == LOADED else 1, max_terms + 1)
-    dtypes = [each for each in kernel.dtypes or OPERAND_DTYPES if each in allowed]
-    for _ in range(_MAX_DRAW_COUNT if dtypes else 0):
+    dtypes = kernel.dtypes or OPERAND_DTYPES
+    for _ in range(0 if allowed.isdisjoint(dtypes) else _MAX_DRAW_COUNT):
         dtype, case = chooser.choice(dtypes), operation.draw_random_case(chooser, terms)
-        if case is None:
+        if case is None or dtype not in allowed:
             continue
         shape = case.pop("shape")
         problem = operation.make_problem(backend, {**case, "dtype": dtype, "seed": seed})

@@ -43,8 +43,7 @@ def separate_impossible_samples(
     """
     min_seconds = amount / max_rate - timer_error_seconds if max_rate else 0.0
     possible = [sample for sample in samples if sample > 0 and sample >= min_seconds]
-    impossible = [sample for sample in samples if not (sample > 0 and sample >= min_seconds)]
-    return possible, impossible
+    return possible, [sample for sample in samples if not (sample > 0 and sample >= min_seconds)]
 
 
 def explain_implausible_row(row: Measurement, info: DeviceInfo, max_rate: float | None) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -47,7 +48,8 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
 
     def __init__(self) -> None:
         super().__init__(display=False, custom_mapping=_make_missing_formulas())
-        self._flop, self._running_optimizer_count, self._exit_stack = 0.0, 0, ExitStack()
+        self._flop, self._exit_stack = 0.0, ExitStack()
+        self._running_optimizer_count, self._has_closure = 0, False
 
     def start_counting(self) -> None:
         self._exit_stack.enter_context(_use_countable_operations())
@@ -55,9 +57,7 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
             (register_optimizer_step_pre_hook, 1),
             (register_optimizer_step_post_hook, -1),
         ):
-            self._exit_stack.callback(
-                register(lambda *_, change=change: self._change_running_optimizer_count(change)).remove
-            )
+            self._exit_stack.callback(register(partial(self._change_running_optimizer_count, change)).remove)
         self._exit_stack.enter_context(self)
 
     def stop_counting(self) -> float:
@@ -68,14 +68,22 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
         self._exit_stack.close()
         return self._flop
 
-    def _change_running_optimizer_count(self, change: int) -> None:
+    def _change_running_optimizer_count(
+        self, change: int, optimizer: Any, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
         # Count the running optimizers instead of storing a bool, because torch runs the hooks twice if the step() of an
         # optimizer calls the step() of its base class.
         self._running_optimizer_count += change
+        self._has_closure = any((*arguments[1:], *options.values()))
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
+        # While an optimizer runs, count only what its closure runs: a forward pass records gradients, and a backward
+        # pass belongs to a graph task. The matmuls of the optimizer itself do neither.
         try:
-            if func_packet in self.flop_registry and not self._running_optimizer_count:
+            if func_packet in self.flop_registry and (
+                not self._running_optimizer_count
+                or (self._has_closure and (torch.is_grad_enabled() or torch._C._current_graph_task_id() >= 0))
+            ):
                 self._flop += self.flop_registry[func_packet](*args, **kwargs, out_val=out)
         except Exception:  # An error in a FLOP formula must not stop the training program.
             self._flop = math.nan

@@ -101,7 +101,9 @@ class MamfuCallback(MeteredCallback, TrainerCallback):  # type: ignore[misc]
 
 
 def _find_matmul_dtype(args: Any, model: Any) -> str:
-    """Return the dtype of the training's matmuls, from the trainer's arguments or else from the model's dtype."""
+    """Return the dtype of the training's matmuls, from the trainer's arguments or else from the model's dtype. A model
+    that is not from transformers may have no dtype: then take that of its first parameter.
+    """
     if args.bf16 or args.fp16:
         return "bfloat16" if args.bf16 else "float16"
-    return get_matmul_dtype(str(model.dtype).removeprefix("torch."))
+    return get_matmul_dtype(str(getattr(model, "dtype", None) or next(model.parameters()).dtype).removeprefix("torch."))

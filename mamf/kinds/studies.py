@@ -232,9 +232,9 @@ def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedC
     interval = partial(format_interval, factor=factor)
     return [
         Column("regime", "", lambda each: each.claim.step[0]),
-        Column("problem", "problem", _make_problem_title, drop_priority=2, is_left_aligned=True),
+        Column("problem", "problem", _make_problem_title, is_left_aligned=True),
         Column("shape", "shape", lambda each: str(each.claim.step[2]), is_left_aligned=True),
-        Column("kernel", "kernel", lambda each: each.claim.step[3], drop_priority=1, is_left_aligned=True),
+        Column("kernel", "kernel", lambda each: each.claim.step[3], drop_priority=2, is_left_aligned=True),
         Column("claimed", f"claimed {title}", lambda each: each.claim.rate, lambda it: format_four_digits(it * factor)),
         *make_interval_columns(lambda each: each.claim.interval, "claimed_{}", interval),
         Column(
@@ -247,7 +247,7 @@ def _make_claim_columns(judged_claims: list[JudgedClaim]) -> list[Column[JudgedC
         Column("claimed_cycles_used", "claimed % cycles", lambda each: each.used_cycle_shares[0], format_percent),
         Column("here_cycles_used", "here", lambda each: each.used_cycle_shares[1], format_percent),
         Column("unit", "", lambda each: unit),
-        Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format),
+        Column("ratio", "here/claimed", lambda each: each.pair and each.pair.ratio, "{:.4f}".format, drop_priority=1),
         *make_interval_columns(
             lambda each: each.pair.interval if each.pair and each.pair.has_known_intervals else None,
             "ratio_{}",

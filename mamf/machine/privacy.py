@@ -238,8 +238,7 @@ def _shorten_path(path: str) -> str:
     ``/home/name`` to ``<path>/<user>``.
     """
     *folders, last_part = _PATH_SEPARATOR.split(path)
-    is_home_folder = bool(folders) and folders[-1].lower() in ("home", "users")
-    return f"<path>/{'<user>' if is_home_folder else last_part}"
+    return f"<path>/{'<user>' if folders and folders[-1].lower() in ('home', 'users') else last_part}"
 
 
 @functools.cache

@@ -247,7 +247,13 @@ def _add_ceilings_of_log(device: NodeDevice, log: RunLog) -> NodeDevice:
         figures={**device.figures, **{name: each.rate for name, each in ceilings.items()}},
         half_widths={
             **device.half_widths,
-            **{name: each.interval.half_width / each.rate for name, each in ceilings.items()},
+            # As in rows: half the interval of the time, as a share of the time; 1 if the interval is unknown.
+            **{
+                name: each.rate * (1 / each.interval.low - 1 / each.interval.high) / 2
+                if each.interval.is_known
+                else 1.0
+                for name, each in ceilings.items()
+            },
         },
         conditions=sensor_ceiling.conditions if sensor_ceiling else device.conditions,
         throttled=merge_throttle_shares([row for row in log.measurements if row.phase == CONFIRM_PHASE]),

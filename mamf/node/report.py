@@ -23,6 +23,8 @@ from mamf.node.verdict import (
 )
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, Point
 from mamf.report.document import (
+    MAX_KNOWN_HALF_WIDTH,
+    UNKNOWN_INTERVAL,
     Answer,
     Block,
     Column,
@@ -54,17 +56,19 @@ def make_node_document(
     - ``is_interrupted``: whether a signal ended the run. The exit code is then not that of the verdict.
     """
     models = Counter(device.name for device in devices if device.name)
-    remarks = [f"{count} x {name}" for name, count in models.items()]
-    if separate_measurement_reason:
-        remarks.append(f"the devices did not measure at the same time: {separate_measurement_reason}")
-    if baseline_name:
-        remarks.append(f"also compared with {baseline_name}")
+    remarks = [
+        *(f"{count} x {name}" for name, count in models.items()),
+        f"the devices did not measure at the same time: {separate_measurement_reason}"
+        if separate_measurement_reason
+        else "",
+        f"also compared with {baseline_name}" if baseline_name else "",
+    ]
     # If there are no findings, the line with the verdict already names the slowest device.
     slowest = [describe_slowest_device(devices)] if verdict.findings else []
     blocks: list[Block] = [
         Lines([verdict.reason, *merge_remarks((each.text, each.level) for each in verdict.findings[1:])]),
         Table(make_device_columns(devices), devices, key="figures"),
-        Lines(remarks),
+        Lines(list(filter(None, remarks))),
         Answer([*slowest, f"{verdict.reason}{'' if is_interrupted else f' (exit code {verdict.exit_code})'}"]),
     ]
     return Document(
@@ -132,7 +136,7 @@ def make_figure_columns(name: str) -> list[Column[NodeDevice]]:
             f"{name}_half_width_percent",
             f"{name} +-%" if name in (BURST, SUSTAINED) else "",
             lambda device: 100 * device.half_widths[name] if name in device.half_widths else None,
-            "{:.2f}".format,
+            lambda percent: f"{percent:.2f}" if percent <= 100 * MAX_KNOWN_HALF_WIDTH else UNKNOWN_INTERVAL,
             drop_priority=5,
         ),
     ]

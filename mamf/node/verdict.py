@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from mamf.errors import CRITICAL, OK, UNKNOWN, VERDICT_EXIT_CODES, WARN
 from mamf.measurement import Conditions, group_pairs
-from mamf.report.document import format_four_digits
+from mamf.report.document import MAX_KNOWN_HALF_WIDTH, format_four_digits
 
 #: The names of the figures by which devices are compared: the ceilings of matmul in short bursts and under continuous
 #: load, the memory bandwidth of the patterns copy and read, and the bandwidth of copies to a device, to the host and to
@@ -233,7 +233,12 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
     for missing_result in device.lacks:
         yield NodeFinding(UNKNOWN, device.label, f"{device.full_label}: {missing_result}")
     noisy = [
-        f"{figure} {format_figure(figure, value)} +-{device.half_widths[figure]:.0%}"
+        f"{figure} {format_figure(figure, value)} "
+        + (
+            f"+-{device.half_widths[figure]:.0%}"
+            if device.half_widths[figure] <= MAX_KNOWN_HALF_WIDTH
+            else "with an unknown interval"
+        )
         for figure, value in device.figures.items()
         if not _is_comparable_figure(device, figure)
     ]

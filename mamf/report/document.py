@@ -44,9 +44,9 @@ def format_four_digits(value: float) -> str:
 
 #: Prefixes of units, with the factor that converts a value from the prefix T: 1 TB/s is 1e3 GB/s.
 _PREFIX_FACTORS = {"T": 1.0, "G": 1e3, "M": 1e6, "k": 1e9}
-#: Smallest number that reports show in a unit with a prefix, such as TB/s. For smaller numbers they use the next
-#: smaller prefix: 0.05 TB/s becomes 50 GB/s.
-_MIN_PREFIXED_VALUE = 0.1
+#: Smallest number that reports show in a unit with a prefix, such as TB/s, and in TFLOPS. For smaller numbers they use
+#: the next smaller prefix: 0.05 TB/s becomes 50 GB/s.
+_MIN_PREFIXED_VALUE, _MIN_PREFIXED_FLOPS = 0.1, 0.01
 
 
 def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
@@ -56,9 +56,8 @@ def choose_unit(unit: str, values: Iterable[float]) -> tuple[str, float]:
     largest = max(values, default=0.0) or 1.0
     if not unit.startswith("T"):
         return unit, 1.0
-    prefix, factor = next(
-        (each for each in _PREFIX_FACTORS.items() if largest * each[1] >= _MIN_PREFIXED_VALUE), ("k", 1e9)
-    )
+    least = _MIN_PREFIXED_FLOPS if unit == "TFLOPS" else _MIN_PREFIXED_VALUE
+    prefix, factor = next((each for each in _PREFIX_FACTORS.items() if largest * each[1] >= least), ("k", 1e9))
     return prefix + unit[1:], factor
 
 

@@ -223,7 +223,10 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
         for run in runs
         if run.tflops_by_shape
     ]
-    axis = Axis("M", ticks=make_even_ticks([shape.m for shape in shapes.values()]))
+    first_shape = next(iter(shapes.values()))
+    axis = Axis(
+        f"M (N = {first_shape.n}, K = {first_shape.k})", ticks=make_even_ticks([shape.m for shape in shapes.values()])
+    )
     if not is_m:
         first, last = (math.log10(x_by_shape[text]) for text in (by_x[0], by_x[-1]))
         ticks = [step * 10.0**power for power in range(math.floor(first), math.ceil(last) + 1) for step in (1, 2, 5)]

@@ -95,12 +95,12 @@ class BestKernel:
         return rows[0].comparable_rate / rows[1].comparable_rate - 1
 
 
-def find_best_kernels(rows: Iterable[Measurement]) -> list[BestKernel]:
-    """Return the best kernel of each shape for which the log has rows of several kernels."""
+def find_best_kernels(rows: Iterable[Measurement], min_kernel_count: int = 2) -> list[BestKernel]:
+    """Return the best kernel of each shape for which the log has rows of at least ``min_kernel_count`` kernels."""
     best_kernels = []
     for group in group_rows(rows, has_group_per_shape=True).values():
         ranked = rank_rows({row.kernel: row for row in reversed(group) if row.ok}.values())
-        if ranked and len({row.kernel for row in group}) > 1:
+        if ranked and len({row.kernel for row in group}) >= min_kernel_count:
             best_kernels.append(BestKernel(ranked[0], ranked[1] if len(ranked) > 1 else None))
     return best_kernels
 
@@ -332,7 +332,9 @@ def make_kernels_document(
     - ``confirmed_ceilings``: the ceilings that the run itself found.
     - ``baseline``: the kernel to which speed-ups are relative.
     """
-    header, best, operation = shares.header, find_best_kernels(rows), find_operation_name(rows, shares.header)
+    header, operation = shares.header, find_operation_name(rows, shares.header)
+    # If a run was interrupted, some kernels may have no row of the last shapes, so the best kernel is unknown.
+    best = find_best_kernels(rows, max(2, len(header["plan"].get("kernels", ()))))
     shown = [row for group in group_rows(rows).values() for row in group]
     has_process_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [

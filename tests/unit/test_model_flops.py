@@ -223,6 +223,22 @@ def test_layers_that_torch_runs_as_one_operation_are_counted(has_gradients):
     assert torch.backends.mha.get_fastpath_enabled()
 
 
+def test_the_closure_of_an_optimizer_is_counted_and_its_own_matmuls_are_not():
+    torch = pytest.importorskip("torch")
+    weight, tokens = torch.ones(64, 64, requires_grad=True), torch.ones(32, 64)
+
+    class Orthogonal(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure):
+            with torch.enable_grad():
+                closure()
+            weight.sub_(1e-9 * (weight.grad @ weight.grad.T))
+
+    optimizer = Orthogonal([weight], lr=0.1)
+    forward = 2 * 32 * 64 * 64
+    assert mamf.count_flops(lambda: optimizer.step(lambda: (tokens @ weight).square().sum().backward())) == 2 * forward
+
+
 def test_products_of_torch_that_it_has_no_formula_of_are_counted():
     torch = pytest.importorskip("torch")
     whole, other = torch.ones(32, 64, dtype=torch.int8), torch.ones(64, 16, dtype=torch.int8)

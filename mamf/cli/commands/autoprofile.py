@@ -94,7 +94,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     write_file_atomically(
         folder / SUMMARY_FILE_NAME, make_summary_markdown(folder, commands.skip_reasons | skip_reasons)
     )
-    print_line(f"summary: {folder / SUMMARY_FILE_NAME}")
+    print_line(f"summary: {folder / SUMMARY_FILE_NAME}; to measure what is missing, run the command again")
     return exit_code
 
 
@@ -292,7 +292,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
             for block in report.visible_blocks
             if isinstance(block, Lines)
             for text in block.texts
-            if text.startswith(("a step needs", "MAMFU: share", "MBU: share", "WARN "))
+            if text.startswith(("a step needs", "shares are relative", "MAMFU: share", "MBU: share", "WARN "))
         ]
     )
     for table in [each for each in report.visible_blocks if isinstance(each, Table)][:1]:

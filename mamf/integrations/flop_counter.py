@@ -74,7 +74,7 @@ class StepFlopCounter(FlopCounterMode):  # type: ignore[misc]
         # Count the running optimizers instead of storing a bool, because torch runs the hooks twice if the step() of an
         # optimizer calls the step() of its base class.
         self._running_optimizer_count += change
-        self._has_closure = any((*arguments[1:], *options.values()))
+        self._has_closure = any(map(callable, (*arguments[1:], *options.values())))
 
     def _count_flops(self, func_packet: Any, out: Any, args: Any, kwargs: Any) -> Any:
         # While an optimizer runs, count only what its closure runs: a forward pass records gradients, and a backward

@@ -200,10 +200,10 @@ def make_group_title(row: Measurement, header: Mapping[str, Any]) -> str:
     texts, record = operation.describe_problem(row.problem), operation.make_problem_record(row.problem)
     # The texts that name a field begin with the name of the field.
     omitted_names = {
-        text.split()[0]
+        text.partition(" ")[0]
         for each in header.get("plan", {}).get("problems", ())
         for text in operation.describe_problem(operation.read_problem_record(each))
-    } - {text.split()[0] for text in texts}
+    } - {text.partition(" ")[0] for text in texts}
     defaults = [f"{name} {value}" for name, value in record.items() if name in omitted_names]
     return ", ".join([row.regime, row.problem.dtype, *texts, *defaults])
 

@@ -229,14 +229,17 @@ def test_the_closure_of_an_optimizer_is_counted_and_its_own_matmuls_are_not():
 
     class Orthogonal(torch.optim.SGD):
         @torch.no_grad()
-        def step(self, closure):
+        def step(self, closure, scales):
             with torch.enable_grad():
                 closure()
             weight.sub_(1e-9 * (weight.grad @ weight.grad.T))
 
+    def run_passes():
+        (tokens @ weight).square().sum().backward()
+
     optimizer = Orthogonal([weight], lr=0.1)
     forward = 2 * 32 * 64 * 64
-    assert mamf.count_flops(lambda: optimizer.step(lambda: (tokens @ weight).square().sum().backward())) == 2 * forward
+    assert mamf.count_flops(lambda: optimizer.step(run_passes, scales=torch.ones(2))) == 2 * forward
 
 
 def test_products_of_torch_that_it_has_no_formula_of_are_counted():

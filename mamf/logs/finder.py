@@ -175,6 +175,10 @@ def _parse_node_run(text: str, remove_private_texts: Callable[[str], str]) -> Fi
         ),
         best=best,
         is_complete=len(best) == 2 and all(gpu["MSMF"] for gpu in gpus),
+        # A warning may continue on the next line, with advice after a dash.
+        remarks=tuple(
+            (match[1] or match[2]).partition(" - ")[0] for line in lines if (match := _REMARK_LINE.search(line))
+        ),
     )
 
 
@@ -227,7 +231,7 @@ _BEST_LINE = re.compile(
 _TRIED_SHAPES = re.compile(r"Tried\s+(\d{1,18}) shapes => the best outcomes were")
 _MEAN_LINE = re.compile(rf"(?P<name>arithmetic mean|geometric mean|geomean):\s*(?P<value>{_FIGURE_TEXT})\s*TFLOPS")
 _ELAPSED_TIME = re.compile(r"Elapsed time:\s*(?:(\d{1,9}) days?, )?(\d{1,9}):(\d\d):(\d\d)")
-_REMARK_LINE = re.compile(r"WARNING: (.*(?:MAMF|MSMF).*)|(note: \d+ same-board sibling GPU\(s\) sat idle.*)")
+_REMARK_LINE = re.compile(r"(?i:WARNING): (.*(?:MAMF|MSMF).*)|(note: \d+ same-board sibling GPU\(s\) sat idle.*)")
 _IGNORED_LINE = re.compile(r"MSMF ignored|re-measuring|Legend: |cross-check|top peaks|need ≥|-> \d+ scouts")
 _ANY_FIGURE = re.compile(r"\d TFLOPS|\d{1,9}x\d{1,9}x\d")
 

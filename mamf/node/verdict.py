@@ -373,8 +373,8 @@ def _make_shortfall_finding(
 
 
 def describe_slowest_device(devices: Sequence[NodeDevice]) -> str:
-    """Return a line that names the slowest device and its rate. The line also says how much slower a synchronous job on
-    all devices is because it waits for this device.
+    """Return a line that names the slowest device and its rate. The line also says which share of the devices' total
+    speed a synchronous job loses because it waits for this device.
     """
     figure = choose_speed_figure(devices)
     measured = [device for device in devices if figure in device.figures]
@@ -385,7 +385,7 @@ def describe_slowest_device(devices: Sequence[NodeDevice]) -> str:
     slowest = min(measured, key=lambda device: device.figures[figure])
     return (
         f"the slowest device is {slowest.label} with {format_figure(figure, slowest.figures[figure])} {figure}: "
-        f"it slows a synchronous job on all devices by {compute_lost_speed_share(devices):.1%}"
+        f"a synchronous job waits for it and loses {compute_lost_speed_share(devices):.1%} of the total speed"
     )
 
 

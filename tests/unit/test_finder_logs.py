@@ -253,6 +253,10 @@ def test_any_text_never_crashes(text):
     assert isinstance(imported(text), list)
 
 
+def test_the_warning_of_a_node_summary_is_kept():
+    assert run_of(samples.V4_NODE).remarks == ("GPU(s) 1 saw idle siblings during their MSMF measurement",)
+
+
 def test_medians_of_mamf_finder_are_compared_with_medians_of_classic():
     log = read_run_log(RESULTS / "sweep-torch-mm-bfloat16-classic-20261123-071112.jsonl")
     row = next(row for row in log.measurements if str(row.shape) == "6400x4096x4096")

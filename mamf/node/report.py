@@ -189,8 +189,10 @@ def _make_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
             machine = f"node {device.node}" if 1 < len(nodes) <= _MAX_DEVICE_LABELS else "a device"
             line = device.label if len(devices) <= _MAX_DEVICE_LABELS else machine
             rate = device.figures[name] * factor
-            half_width = rate * device.half_widths.get(name, 0.0)
-            lines.setdefault(line, []).append(Point(float(x), rate, rate - half_width, rate + half_width))
+            half_width = device.half_widths.get(name, 0.0)
+            half_width *= half_width <= MAX_KNOWN_HALF_WIDTH  # draw no unknown interval
+            # The half-width is that of the time, so the interval of the rate is not symmetric.
+            lines.setdefault(line, []).append(Point(float(x), rate, rate / (1 + half_width), rate / (1 - half_width)))
     values = [device.figures[name] for device in devices if name in device.figures]
     title = f"{name}, spread {max(values) / min(values) - 1:.1%}" if len(devices) > 1 else name
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)

@@ -379,7 +379,7 @@ def describe_slowest_device(devices: Sequence[NodeDevice]) -> str:
     figure = choose_speed_figure(devices)
     measured = [device for device in devices if figure in device.figures]
     if not measured:
-        return "no burst or sustained rate was measured"
+        return "no burst or sustained ceiling was confirmed"
     if len(measured) == 1:
         return f"{figure} {format_figure(figure, measured[0].figures[figure])}"
     slowest = min(measured, key=lambda device: device.figures[figure])

@@ -243,8 +243,11 @@ class CeilingSearch:
         if self.regime not in ceilings:
             if reason := explain_missing_ceiling(self._run.rows):
                 raise DeviceError(f"no {self.regime} ceiling can be found: {reason}")
-            budget = self._run.plan.budget_seconds
-            raise DeviceError(f"no {self.regime} ceiling was confirmed in {budget:.0f} s: raise budget_seconds")
+            rates = [row.best_rate for row in self._run.rows if row.ok and row.regime == self.regime]
+            raise DeviceError(
+                f"no {self.regime} ceiling was confirmed in {self._run.plan.budget_seconds:.0f} s (best measurement so "
+                f"far: {max(rates, default=0.0):.4g} TFLOPS): raise budget_seconds, or measure on a quiet device"
+            )
         return ceilings[self.regime]
 
 

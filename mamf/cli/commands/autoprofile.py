@@ -50,7 +50,7 @@ HEADING_BY_LOG_FILE = {
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
     "counters.jsonl": "What bounds the best kernels",
-    "step.jsonl": "Where a training step of GPT-2 spends its time",
+    "step.jsonl": "Where a training step of GPT-2 small (on a CPU: two layers, 64 tokens) spends its time",
 }
 #: The maximum number of rows, and the maximum width in characters, of each table in SUMMARY.md.
 _MAX_SUMMARY_TABLE_ROWS, _MAX_SUMMARY_TABLE_WIDTH = 10, 75

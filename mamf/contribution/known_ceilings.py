@@ -112,7 +112,7 @@ def peak(
         raise UnavailableError(
             f"no {dtype} peak is known for {info.name} in {regime}, because neither a contributed ceiling nor a "
             f"datasheet figure exists: measure a ceiling with '{_format_find_command(dtype)}'"
-            + (f"; 'mamf peak --regime {other}' prints the known one of {other}" if is_other_known else "")
+            + (f"; the {other} ceiling is known: 'mamf peak --regime {other}' prints it" if is_other_known else "")
         )
     return known
 

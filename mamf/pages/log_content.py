@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mamf.backend import DeviceInfo
 from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling, explain_missing_ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import UsageError
@@ -57,7 +56,7 @@ from mamf.report.imported import (
 )
 from mamf.report.overlap import format_kept_rate_ranges
 from mamf.report.page import CopyableCommand, Fact, PagePart, Section
-from mamf.report.rows import describe_row_interval, make_group_title, select_ranked_rows
+from mamf.report.rows import describe_cache_doubt, describe_row_interval, make_group_title, select_ranked_rows
 from mamf.report.shares import (
     WRONG_CEILING_TEXT,
     ShareCalculator,
@@ -339,9 +338,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
         shares.describe_share(row),
         f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
         f"at {row.shape} by {row.kernel}",
-        ""
-        if get_operation(row.operation).may_be_ceiling(DeviceInfo(**shares.header["device"]), row.problem, row.shape)
-        else "the cache may serve some of its bytes",
+        describe_cache_doubt(row, shares.header),
         *shares.yield_share_remarks(row),
     ]
     title = make_group_title(row, shares.header)

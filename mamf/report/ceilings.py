@@ -134,8 +134,11 @@ def _describe_default_kernel(ceiling: Ceiling, rows: Sequence[Measurement]) -> s
     if default == ceiling.kernel or not rates:
         return ""
     best = max(rates, key=rates.__getitem__)
-    verb = f"reaches at most {format_rate(rates[best], ceiling.unit)}" if rates[best] < ceiling.rate else "is as fast"
-    return f"the default kernel, {default}, {verb} @ {best}"
+    return (
+        f"the default kernel, {default}, reaches at most {format_rate(rates[best], ceiling.unit)} @ {best}"
+        if rates[best] < ceiling.rate
+        else f"the default kernel, {default}, is as fast @ {best}"
+    )
 
 
 def _describe_temperature(ceiling: Ceiling) -> str:

@@ -238,8 +238,15 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
         headlines = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in x_by_shape}
         lines += [Line(name, (Point(x_by_shape[each.shape], *[each.tflops] * 3),)) for name, each in headlines.items()]
         title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in headlines.items()) or title
-    panel, notes = Panel("", tuple(lines)), (_explain_missing_verdict(runs),)
-    return Chart(title, "", axis, ((panel,),), is_m, comes_with_intervals=False, notes=notes)
+    return Chart(
+        title,
+        "",
+        axis,
+        ((Panel("", tuple(lines)),),),
+        is_m,
+        comes_with_intervals=False,
+        notes=(_explain_missing_verdict(runs),),
+    )
 
 
 def _make_finder_columns() -> list[Column[ReportedFigures]]:

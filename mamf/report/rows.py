@@ -36,7 +36,7 @@ from mamf.report.document import (
     make_rate_key,
     shorten_line,
 )
-from mamf.report.shares import ShareCalculator, describe_clock
+from mamf.report.shares import ShareCalculator, describe_clock, make_problem_title_in_words
 
 #: A function that returns the rate of a row divided by the rate of its baseline, or None if there is no baseline.
 GetSpeedUp = Callable[[Measurement], float | None]
@@ -205,7 +205,13 @@ def make_group_title(row: Measurement, header: Mapping[str, Any]) -> str:
         for text in operation.describe_problem(operation.read_problem_record(each))
     } - {text.partition(" ")[0] for text in texts}
     defaults = [f"{name} {value}" for name, value in record.items() if name in omitted_names]
-    return ", ".join([row.regime, row.problem.dtype, *texts, *defaults])
+    return ", ".join([make_problem_title_in_words(row.regime, row.problem), *defaults])
+
+
+def describe_cache_doubt(row: Measurement, header: Mapping[str, Any]) -> str:
+    """Say that a cache may serve some of the bytes of a row. Return an empty string if the row measures memory."""
+    info, may_be_ceiling = DeviceInfo(**header["device"]), get_operation(row.operation).may_be_ceiling
+    return "" if may_be_ceiling(info, row.problem, row.shape) else "the cache may serve some of its bytes"
 
 
 def format_row_label(row: Measurement) -> str:
@@ -296,17 +302,14 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
     title = make_group_title(best, shares.header)
     figure = f"{format_rate(best.best_rate, best.work.unit)} ({best.ranking_statistic}) @ {best.shape} by {best.kernel}"
     yield f"best {title}: {figure}, {describe_row_interval(best)}"
-    conditions, may_be_ceiling = best.conditions, get_operation(best.operation).may_be_ceiling
     details = [
         shares.describe_share_of_peak(best),
         shares.describe_share(best),
-        describe_clock(conditions),
-        f"{format_whole_number(conditions.watts)} W" if conditions.watts else "",
-        f"{format_whole_number(conditions.celsius)} C" if conditions.celsius else "",
+        describe_clock(best.conditions),
+        f"{format_whole_number(best.conditions.watts)} W" if best.conditions.watts else "",
+        f"{format_whole_number(best.conditions.celsius)} C" if best.conditions.celsius else "",
         "" if best.device_index is None else describe_row_device(best),
-        ""
-        if may_be_ceiling(DeviceInfo(**shares.header["device"]), best.problem, best.shape)
-        else "the cache may serve some of its bytes",
+        describe_cache_doubt(best, shares.header),
         # Leave out the remark about an unknown interval, because the line about the figure already says this.
         *(text for text in list_row_remarks(best, shares) if text != UNKNOWN_INTERVAL_REASON),
     ]

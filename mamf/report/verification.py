@@ -250,7 +250,7 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         Column("values", "values", lambda rows: count_verified_items(rows)["values"], "{:.3g}".format, drop_priority=1),
         Column(
             "largest_error",
-            "largest right error",
+            "largest accepted error",
             lambda rows: (it := _find_worst_row(rows)) and it.relative_error,
             "{:.2g}".format,
         ),

@@ -225,7 +225,7 @@ def test_a_find_of_the_command_line_is_known_afterwards(machine, real, run, cach
     assert "Card, bfloat16, burst:" in out
     assert "measured on this device" in out
     assert f"from: {cache}" in out
-    assert_refused(run("peak"), "'mamf peak --regime burst' prints the known one")
+    assert_refused(run("peak"), "the burst ceiling is known: 'mamf peak --regime burst' prints it")
 
 
 def test_a_cache_that_cannot_be_written_is_a_warning(machine, real, run, tmp_path, monkeypatch):

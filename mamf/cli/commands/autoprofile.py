@@ -300,7 +300,7 @@ def _choose_essential_blocks(report: Document) -> Iterator[Block]:
             table, columns=drop_columns_to_fit(table.visible_columns, table.visible_rows, _MAX_SUMMARY_TABLE_WIDTH)
         )
     yield from (
-        Answer([text.replace("continue with --resume", "run 'mamf autoprofile' again") for text in each.texts])
+        Answer([text.replace("continue with --resume", "continue with 'mamf autoprofile'") for text in each.texts])
         for each in report.visible_blocks
         if isinstance(each, Answer)
     )

@@ -227,8 +227,10 @@ def _find_measured_ceiling(backend: Backend, dtype: str, regime: str) -> Ceiling
             is_this = backend.info.uuid_hash is not None or not backend.is_accelerator
             which = "this device" if is_this else "a device with this name in this machine"
             when = ceiling.date[:10] + ("" if ceiling.tier == "complete" else f", {ceiling.tier}")
-            what = f"{ceiling.dtype} at {ceiling.shape} by {ceiling.kernel}"
-            return replace(ceiling, description=f"measured on {which}, {when}: {what}")
+            return replace(
+                ceiling,
+                description=f"measured on {which}, {when}: {ceiling.dtype} at {ceiling.shape} by {ceiling.kernel}",
+            )
     return None
 
 

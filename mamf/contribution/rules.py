@@ -426,8 +426,9 @@ def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
             yield Finding("sensors", "the device has sensors, but the log lacks its maximum clock or power limit", 1)
         without_clock = sum(row.conditions.clock_hz is None for row in rows)
         if without_clock or (rows and all(row.conditions.watts is None for row in rows)):
-            count = without_clock or len(rows)
-            yield Finding("sensors", f"the device has sensors, but {count} rows lack clock or power")
+            yield Finding(
+                "sensors", f"the device has sensors, but {without_clock or len(rows)} rows lack clock or power"
+            )
     for line, _, row in reviewed_log.rows:
         seen, info = row.conditions, reviewed_log.log.get_device(row.device_index)
         limit, max_clock_hz = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf
@@ -447,8 +448,9 @@ def check_machine_load(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Warn if other work used the CPU of the machine before or during the run."""
     for text in list_logged_warnings(reviewed_log.log.header, load_only=True):
         if " load: " in text:  # The rule ``shared-card`` finds other processes that use the device.
-            message = f"{text.removeprefix('WARN ')}: measure again on a quiet machine"
-            yield Finding("busy-machine", message, is_warning=True)
+            yield Finding(
+                "busy-machine", f"{text.removeprefix('WARN ')}: measure again on a quiet machine", is_warning=True
+            )
 
 
 def check_for_equal_samples(reviewed_log: ReviewedLog) -> Iterator[Finding]:

@@ -46,8 +46,11 @@ def find_read_bandwidths(log: RunLog, cache_bytes: int | None) -> dict[tuple[str
     bandwidths_by_key: dict[tuple[str, str], Ceiling] = {}
     for ceiling in sorted(rows, key=lambda each: each.rate) + list(log.other_ceilings.values()):
         problem = ceiling.problem
-        is_read = isinstance(problem, BandwidthProblem) and problem.pattern == READ_PATTERN
-        if is_read and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY_LEVEL:
+        if (
+            isinstance(problem, BandwidthProblem)
+            and problem.pattern == READ_PATTERN
+            and find_memory_level(problem, ceiling.shape, cache_bytes) == MEMORY_LEVEL
+        ):
             bandwidths_by_key[make_ceiling_key(ceiling)] = ceiling
     return bandwidths_by_key
 

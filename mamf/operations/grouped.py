@@ -75,8 +75,9 @@ class GroupedProblem(BaseMatmulProblem):
         """Return the number of tokens of each expert, ``shape.tokens`` in total."""
         ranks = list(range(shape.experts))
         random.Random(self.seed).shuffle(ranks)
-        weights = [1.0 if self.routing == "balanced" else 1 / (1 + rank) for rank in ranks]
-        return split_total_proportionally(shape.tokens, weights)
+        return split_total_proportionally(
+            shape.tokens, [1.0 if self.routing == "balanced" else 1 / (1 + rank) for rank in ranks]
+        )
 
     def compute_work(self, shape: GroupedShape) -> Work:  # type: ignore[override]
         """Return the FLOP and bytes of one launch. Do not count the weights of experts that have no tokens."""

@@ -191,8 +191,9 @@ def _make_site_ceiling(tier: str, best: ResultRate, rates: Sequence[ResultRate])
     - ``best``: the highest rate of this device, dtype and regime.
     - ``rates``: all rates of this device, dtype and regime.
     """
-    ordered = sorted(rates, key=lambda rate: (-rate.tflops, rate.log_path))
-    rates_by_card = group_pairs((str(rate.uuid_hash), rate) for rate in ordered)
+    rates_by_card = group_pairs(
+        (str(rate.uuid_hash), rate) for rate in sorted(rates, key=lambda rate: (-rate.tflops, rate.log_path))
+    )
     return SiteCeiling(
         rate=best.rate,
         interval=best.interval,

@@ -1,11 +1,5 @@
-"""Compare the rates of rows with their roofs in reports and charts, and export the ceilings of a device for TraceLens.
-The roof of a row is the highest rate that the compute ceiling and the bandwidth ceiling of the device allow for the
-row's FLOP per byte.
-
-The docs of TraceLens (github.com/AMD-AGI/TraceLens) describe its format (``--gpu_arch_json_path``) under "GPU
-Architecture Specifications". The ``matrix_*`` fields of this format are rates of matmuls. mamf leaves out the
-``vector_*`` fields, because it does not measure them. TraceLens counts bytes as mamf does: each operand is read once,
-and each result is written once.
+"""Compare the rates of rows with their roofs in reports and charts. The roof of a row is the highest rate that the
+compute ceiling and the bandwidth ceiling of the device allow for the row's FLOP per byte.
 """
 
 from __future__ import annotations
@@ -16,13 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.ceilings.ceiling import Ceiling
+from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, Ceiling, has_card_drifted
 from mamf.ceilings.roof import MEMORY_LEVEL, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RooflinePoint, Roofs, make_roofline_point
-from mamf.dtypes import DTYPES
-from mamf.measurement import Measurement, find_rate, group_pairs
+from mamf.measurement import Measurement, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
 from mamf.operations.unknown import get_operation
-from mamf.plans import BURST, SUSTAINED
+from mamf.plans import SUSTAINED
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
@@ -183,9 +176,10 @@ POINT_COLUMNS: list[Column[RooflinePoint]] = [
 
 
 def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) -> Iterable[str]:
-    """Yield lines that say how many rows are near their roof, which row is nearest, and which ceilings are missing or
-    too noisy. Without rows, name the regimes without a memory bandwidth, and yield lines with the balance point of each
-    dtype: the FLOP per byte below which memory bandwidth limits the rate.
+    """Yield lines that say how many rows are near their roof, which row is nearest, how many rows are not comparable
+    because the speed of the device drifted, and which ceilings are missing or too noisy. Without rows, name the regimes
+    without a memory bandwidth, and yield lines with the balance point of each dtype: the FLOP per byte below which
+    memory bandwidth limits the rate.
 
     ``best_first``: the rows by share of roof, the highest first.
     """
@@ -197,6 +191,13 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
             f"{near_count} of {format_count(len(known), 'row')}; "
             f"nearest: {nearest.name} by {nearest.row.kernel}, "
             f"{format_percent(nearest.roof_share or 0.0)} % of the {nearest.bound} roof"
+        )
+    if drifted_count := sum(
+        has_card_drifted(point.row, roofs.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for point in known
+    ):
+        yield (
+            f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % since the ceiling was "
+            f"measured: do not compare the rates of {format_count(drifted_count, 'row')} with others"
         )
     for name, regime in roofs.noisy_keys:
         yield f"no {name} roof in {regime}, because its ceiling is too noisy: measure it again while nothing else runs"
@@ -213,47 +214,6 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
                 f"{dtype} in {regime} is bound by memory below {format_four_digits(balance)} FLOP/byte, "
                 "and by computing above that"
             )
-
-
-# -- export of roofs in the format of TraceLens ------------------------------------------------------------------------
-
-
-def make_tracelens_architecture(roofs: Roofs, memory_bytes: int | None) -> dict[str, Any]:
-    """Return the ceilings of a device as an architecture file of TraceLens: ``max_achievable_tflops`` in TFLOPS,
-    ``mem_bw_gbps`` in GB/s, and ``memory_gb`` in GiB, as in the files that TraceLens contains.
-
-    Each rate is the sustained rate, because traces come from devices under load, or the burst rate if no sustained rate
-    is known. ``_regimes`` contains the regime of each rate.
-    """
-    tflops: dict[str, float] = {}
-    regimes: dict[str, str] = {}
-    keys = dict.fromkeys((each.problem.dtype, each.regime) for each in roofs.matmul_ceilings.values())
-    # Skip a dtype if it has only ceilings with an unusual output dtype. For this dtype, find_rate returns None.
-    ceilings = filter(None, (find_rate(roofs.matmul_ceilings, *key) for key in keys))
-    # If several ceilings have the same name, the last one replaces the others. So put sustained ceilings after burst
-    # ceilings, and higher rates after lower rates.
-    for ceiling in sorted(ceilings, key=lambda each: (each.regime == SUSTAINED, each.rate)):
-        name = f"matrix_{DTYPES[ceiling.problem.dtype].datasheet_dtype}"
-        tflops[name], regimes[name] = _round_rate(ceiling.rate), ceiling.regime
-    architecture: dict[str, Any] = {"name": roofs.device}
-    memory = roofs.bandwidth_ceilings.get((MEMORY_LEVEL, SUSTAINED)) or roofs.bandwidth_ceilings.get(
-        (MEMORY_LEVEL, BURST)
-    )
-    if memory is not None:
-        architecture["mem_bw_gbps"] = _round_rate(1e3 * memory.rate)
-        regimes["mem_bw_gbps"] = memory.regime
-    if memory_bytes is not None:
-        architecture["memory_gb"] = round(memory_bytes / 2**30)
-    return {
-        **architecture,
-        "max_achievable_tflops": tflops,
-        "_regimes": regimes,
-        "_reference": "measured by mamf roofline",
-    }
-
-
-def _round_rate(rate: float) -> float:
-    return float(f"{rate:.4g}")
 
 
 #: A place in the chart: (FLOP per byte, TFLOPS).
@@ -283,12 +243,16 @@ _BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.
 class CeilingLine:
     """The line of a ceiling in the chart: flat for the compute ceiling of a dtype, rising for the bandwidth of a memory
     level.
+
+    ``has_label_below``: whether the label of a flat line is below the line, because a ceiling above it has its label
+    above.
     """
 
     label: str
     start: DataPoint
     end: DataPoint
     is_sustained: bool
+    has_label_below: bool = False
 
 
 @dataclass(frozen=True)
@@ -393,9 +357,9 @@ def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[C
             yield CeilingLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
-            yield CeilingLine(
-                f"{dtype} {rate:.4g} TFLOPS, {regime}", (begins_at, rate), (right, rate), regime == SUSTAINED
-            )
+            is_lower = any(rate < each.rate for (other, _), each in roofs.matmul_ceilings.items() if other == dtype)
+            label = f"{dtype} {rate:.4g} TFLOPS, {regime}"
+            yield CeilingLine(label, (begins_at, rate), (right, rate), regime == SUSTAINED, is_lower)
 
 
 # -- drawing with matplotlib -------------------------------------------------------------------------------------------
@@ -474,9 +438,8 @@ def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
             continue
         x, y = to_shares.transform(line.end)
         x -= _SUSTAINED_LABEL_DISTANCE / width_factor if line.is_sustained else _LABEL_DISTANCE_SHARE
-        write_label(
-            line.label, (x, y), (x, y + (-_LABEL_OFFSET_SHARE if line.is_sustained else _LABEL_OFFSET_SHARE)), "right"
-        )
+        label_y = y - _LABEL_OFFSET_SHARE if line.has_label_below else y + _LABEL_OFFSET_SHARE
+        write_label(line.label, (x, y), (x, label_y), "right")
     firsts = sorted((group[0] for group in group_markers_by_series(chart.markers)), key=lambda each: -each.position[1])
     for marker in firsts if len(firsts) <= _MAX_LABELED_SERIES else (firsts[0], firsts[-1]):
         x, y = to_shares.transform(marker.position)

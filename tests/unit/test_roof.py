@@ -17,8 +17,9 @@ from mamf.operations.bandwidth.operation import BandwidthOperation, BandwidthPro
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.logs import make_kernels_chart
 from mamf.report.charts.picture import draw_figure
-from mamf.report.roofline import make_roofline_chart, make_tracelens_architecture, select_roofline_points
+from mamf.report.roofline import make_roofline_chart, select_roofline_points
 from mamf.report.shares import ShareCalculator
+from mamf.report.tracelens import make_tracelens_architecture
 from mamf.statistics import summarize_samples
 
 MIB, GIB = 2**20, 2**30
@@ -143,6 +144,16 @@ def test_the_table_has_balance_points_and_each_rows_distance():
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
 
 
+def test_the_table_says_how_many_rows_were_measured_while_the_device_was_slower():
+    slowed = replace(DECODE[0], details={"reference_tflops": 0.85 * 862.0})
+    warning = "device speed drifted by more than 10 % since the ceiling was measured: do not compare the rates of 1 row"
+    with_drift, without = (
+        " ".join(render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS)).split())
+        for rows in ([slowed, *DECODE[1:]], DECODE)
+    )
+    assert warning in with_drift and "drifted" not in without
+
+
 def test_the_interval_of_a_slow_memory_has_the_unit_of_its_rate():
     slow = build_roofs([product(0.06), read(16 * GIB, 0.00838)], L2)
     line = next(line for line in render_roofline("table", slow, [], "head").splitlines() if " GB/s" in line)
@@ -217,6 +228,20 @@ def test_ceilings_are_lines_and_rows_are_marks():
     assert [mark.label for mark in chart.markers] == ["1x8192x8192", "64x8192x8192", "512x8192x8192"]
     assert {mark.series for mark in chart.markers} == {"Mx8192x8192"}
     assert chart.markers[0].position == pytest.approx((make_roofline_point(DECODE[0], ROOFS, "").intensity, 3.7))
+
+
+def test_the_label_of_the_lower_ceiling_of_a_dtype_is_below_its_line():
+    roofs = build_roofs([product(0.08), product(0.09, "sustained"), product(0.3, dtype="float32")], L2)
+    chart = make_roofline_chart(roofs, [], HEADER)
+    axes = draw_figure(chart).axes[0]
+    height_by_label = {text.get_text(): text.xyann[1] for text in axes.texts}
+    to_shares = axes.transData + axes.transAxes.inverted()
+    is_below = {line.label: height_by_label[line.label] < to_shares.transform(line.end)[1] for line in chart.lines}
+    assert is_below == {
+        "bfloat16 0.08 TFLOPS, burst": True,
+        "bfloat16 0.09 TFLOPS, sustained": False,
+        "float32 0.3 TFLOPS, burst": False,
+    }
 
 
 def test_a_mark_without_a_roof_in_its_regime_is_hollow():

@@ -103,9 +103,9 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.report.roofline import (
         make_roofline_chart,
         make_roofline_document,
-        make_tracelens_architecture,
         select_roofline_points,
     )
+    from mamf.report.tracelens import make_tracelens_architecture
 
     export_path = options.export_file or (Path(f"{options.export}.json") if options.export else None)
     if options.picture:

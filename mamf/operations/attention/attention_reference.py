@@ -28,6 +28,7 @@ import torch
 from mamf.kernel import Verdict
 from mamf.measurement import LOST_NAN_KEY
 from mamf.operations.attention.operation import AttentionShape
+from mamf.operations.freivalds import divide_or_return_inf
 from mamf.operations.operand_sets import (
     compute_max_error,
     draw_integers,
@@ -105,7 +106,7 @@ def compute_reference_distance(
     usual = {name: sums_by_result[name][-1] * norm for name, norm in squared_row_norm_by_result.items()}
     cancelled = {name for name, norm in usual.items() if sums_by_result[name][1] < _MIN_SQUARED_NORM_SHARE * norm}
     errors = {
-        name: _compute_norm_ratio(d, usual[name] if name in cancelled else r)
+        name: math.sqrt(divide_or_return_inf(d, usual[name] if name in cancelled else r))
         for name, (d, r, *_) in sums_by_result.items()
     }
     slopes = {
@@ -241,8 +242,9 @@ def compare_rows(
 
 def find_edge_heads(shape: AttentionShape) -> list[tuple[int, slice]]:
     """Return the first and the last kv head, each as the index of its sequence and the slice that selects the head."""
-    edges = dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
-    return [(batch, slice(head, head + 1)) for batch, head in edges]
+    return [
+        (batch, slice(head, head + 1)) for batch, head in dict.fromkeys([(0, 0), (shape.batch - 1, shape.kv_heads - 1)])
+    ]
 
 
 def compare_rows_on_host(
@@ -308,10 +310,6 @@ def _compute_worst_row_error(result: torch.Tensor, expected: torch.Tensor) -> fl
     difference = torch.linalg.vector_norm(result - expected, dim=-1)
     norm = torch.linalg.vector_norm(expected, dim=-1)
     return torch.where(norm > 0, difference / norm, difference).nan_to_num(nan=math.inf).max().item()
-
-
-def _compute_norm_ratio(squared_norm: float, squared_divisor: float) -> float:
-    return math.sqrt(squared_norm / squared_divisor) if squared_divisor else (0.0 if squared_norm == 0 else math.inf)
 
 
 def view_heads(tensor: torch.Tensor, shape: AttentionShape, batch: int, kv_slice: slice) -> torch.Tensor:

@@ -192,8 +192,10 @@ class PreparedDecode:
     ) -> None:
         self._shape, self._tables, self._planned_kernel = shape, tables, planned_kernel
         self._tolerance = ERROR_BOUND_BY_DTYPE[problem.dtype]
-        version = kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}
-        self._details = {**planned_kernel.details, **version}
+        self._details = {
+            **planned_kernel.details,
+            **(kernel.make_version_details() if isinstance(kernel, KernelLibrary) else {}),
+        }
         sizes = draw_sequence_sizes(shape, problem.seed)
         q = view_as(buffers["q"], sum(sizes.query_counts), shape.heads, shape.head_dim)
         k = view_as(buffers["k"], sizes.cache_slot_count, shape.kv_heads, shape.head_dim)

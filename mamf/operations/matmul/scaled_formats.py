@@ -95,8 +95,9 @@ def lay_out_scales(operand: QuantizedOperand, needs_swizzle: bool) -> torch.Tens
     """
     scales, scaling = operand.scales, operand.scaling
     if scaling.scale_dtype != "float32":
-        flat_scales = swizzle_scales(scales) if needs_swizzle else scales.reshape(-1)
-        return flat_scales.view(getattr(torch, scaling.scale_dtype))
+        return (swizzle_scales(scales) if needs_swizzle else scales.reshape(-1)).view(
+            getattr(torch, scaling.scale_dtype)
+        )
     if scaling.block_rows > 1:
         # cuBLAS expects a multiple of 4 scales along K.
         return torch.nn.functional.pad(scales, (0, -scales.shape[1] % 4))

@@ -80,11 +80,11 @@ def make_row_columns(
         Column("reason", "", lambda row: row.reason),
         *rate,
         Column("half_width_percent", "+-%", get_half_width_percent, lambda value: f"{value:.2f}", 2),
+        *statistics,
         *(make_device_columns(rows) if any(row.device_index is not None for row in rows) else ()),
         *shares.make_share_columns(rows),
         Column("speed_up", "speed-up" if has_one_shape else "", get_speed_up, lambda gain: f"{gain:.2f}x", 2),
         *make_time_columns(),
-        *statistics,
         *make_columns_from_mappings(
             rows, lambda row: get_operation(row.operation).make_columns(row) if row.ok else {}, 4
         ),

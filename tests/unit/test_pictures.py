@@ -72,6 +72,14 @@ def test_points_with_an_unknown_interval_are_hollow_if_the_log_has_intervals(hig
     assert ("hollow marker" in texts) is has_hollow_markers
 
 
+@pytest.mark.parametrize("has_intervals", [True, False])
+def test_points_without_lines_have_intervals_only_if_the_chart_shows_them(has_intervals):
+    points = (Point(1, 2.0, 1.9, 2.2), Point(2, 3.0, 3.0, 3.0))
+    panel = Panel("p", (Line("a", points),))
+    chart = Chart("t", "s", Axis("x"), ((panel,),), is_connected=False, has_intervals=has_intervals)
+    assert bool(draw_figure(chart).axes[0].collections) is has_intervals
+
+
 def test_a_bar_with_an_unknown_interval_has_no_error_bar():
     lines = (Line("a", (Point(1, 2.0, 1.9, 2.1),)), Line("b", (Point(1, 1.0, 1.0, 1.0),)))
     assert [bar.interval for bar in _make_bar_panel(Panel("p", lines)).bars] == [(1.9, 2.1), None]

@@ -327,7 +327,8 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
     # The band has a gap at points with an unknown interval.
     ends = [(point.low, point.high) if point.high > point.low else (math.nan, math.nan) for point in line.points]
     lows, highs = zip(*ends, strict=True)
-    if chart.has_intervals or any(map(math.isnan, lows)):
+    # A band between two gaps has no width, so also draw the interval of each point.
+    if chart.has_intervals or (chart.is_connected and any(map(math.isnan, lows))):
         axes.vlines(x, lows, highs, style.color)
     if chart.is_connected:
         axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)

@@ -157,9 +157,8 @@ _PARTIAL_SUM_ERROR_BOUND = 1e-3
 # The largest error that sums may have with fast accumulation, in which Hopper keeps all partial sums in 14 bits. The
 # measured error is 4.7e-3 at K = 20480, and grows with K.
 _FAST_ACCUMULATION_ERROR_BOUND = 1e-2
-# How far the slope (see ``compute_slope_tolerance``) may deviate from 1. The bound lies between two cases: truncated
-# tf32 operands, which are correct, cause a deviation of 6.3e-4, and a result that is 1.002 times the reference is
-# wrong.
+# How far the slope (see ``compute_slope_tolerance``) may deviate from 1. Truncated tf32 operands must pass (deviation
+# 6.3e-4), and a result that is 1.002 times the reference must fail (deviation 2e-3).
 _SLOPE_ERROR_BOUND = 1e-3
 
 

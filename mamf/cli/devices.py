@@ -74,7 +74,7 @@ from mamf.node.logs import UNMEASURABLE_REASON, UNWRITTEN_LOG_REASON, NodeRun, r
 from mamf.node.verdict import NodeDevice
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
-from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
+from mamf.plugins.discovery import find_usable_backend_name, load_backend_class, open_backend
 
 #: A function that sends a record from the process of a device to its parent process.
 SendRecord = Callable[[Mapping[str, Any]], None]
@@ -114,14 +114,14 @@ def _read_requested_devices(options: argparse.Namespace) -> list[int]:
     """Return the indices of the devices that --devices names, or an empty list without this option. Raises UsageError
     if --devices mixes words and indices, or if --device is given too.
     """
-    device_indices = sorted(set(options.devices or ()))
-    if device_indices and options.device is not None:
+    indices = sorted(set(options.devices or ()))
+    if indices and options.device is not None:
         raise UsageError("--device cannot be combined with --devices: use one of them")
-    if len(device_indices) > 1 and device_indices[0] < 0:
+    if len(indices) > 1 and indices[0] < 0:
         raise UsageError("--devices cannot mix words and indices: give 'all', 'ranks' or only indices")
-    if options.command == VERIFY and not device_indices and options.device is None and options.resume is None:
-        device_indices = [ALL_DEVICES]
-    return resolve_device_indices(options.backend or find_usable_backend(), device_indices) if device_indices else []
+    if options.command == VERIFY and not indices and options.device is None and options.resume is None:
+        indices = [ALL_DEVICES]
+    return resolve_device_indices(options.backend or find_usable_backend_name(), indices) if indices else []
 
 
 def _format_indices(devices: Iterable[int]) -> str:
@@ -297,7 +297,7 @@ def _measure_shapes_of_rank(options: argparse.Namespace, run_command: RunCommand
         options.resume, options.output = (
             (None, path) if options.new_log_reason or options.resume is None else (path, None)
         )
-    device_count = load_backend_class(options.backend or find_usable_backend()).count_devices()
+    device_count = load_backend_class(options.backend or find_usable_backend_name()).count_devices()
     if options.resume is None:
         # If a launcher shows each process only one device, this device has the index 0.
         options.device = rank_place.local_rank if device_count > 1 else 0
@@ -392,7 +392,7 @@ def prepare_node_run(options: argparse.Namespace) -> list[int]:
     """
     for name in options.kernel or ():
         make_matmul_kernel(name)
-    options.backend = options.backend or find_usable_backend()
+    options.backend = options.backend or find_usable_backend_name()
     options.output_folder = options.output_folder or Path(f"mamf-node-{datetime.now():%Y%m%d-%H%M%S}")
     if (rank_place := find_rank_place(os.environ)) is not None:
         if options.overlap:

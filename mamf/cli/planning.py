@@ -98,7 +98,7 @@ def add_operation_options(
         )
         for size in get_parameters(operation.shape_type).values():
             _add_parameter_option(group, size, "size", True, defaults.get(size.name))
-        add_shared_options(group, "--shapes", help=f"complete shapes to measure, such as {operation.shape_example}")
+        add_shared_options(group, "--shapes", help=f"shapes to measure, such as {operation.shape_example}")
         if presets := operation.list_presets():
             help = f"{operation.preset_parameter.help}; names: {', '.join([*presets, *other_presets])}"
             group.add_argument(operation.preset_parameter.option_name, dest="preset", metavar="NAME", help=help)

@@ -308,8 +308,8 @@ def require_trusted_names(log: RunLog, options: argparse.Namespace) -> None:
         trusted = [option_value] if isinstance(option_value, str) else option_value or ()
         if untrusted_names := [name for name in names if is_class_path(name) and name not in trusted]:
             raise LogMismatchError(
-                f"{log.path} names {option} {' '.join(untrusted_names)}, which is not installed: "
-                f"add {format_option_name(option)} {' '.join(names)} if you trust it"
+                f"{log.path} uses {option} {' '.join(untrusted_names)}, which is not an installed plugin: if you trust "
+                f"its code, add {format_option_name(option)} {' '.join(names)}"
             )
     for search in plan.searches:
         for name in filter(is_class_path, search.kernels):

@@ -326,7 +326,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     ),
     "--shape": SharedOption("shape to use, such as 4096x4096x4096 for matmul", "", {"metavar": "SHAPE"}),
     "--shapes": SharedOption(
-        "complete shapes to measure, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}
+        "shapes to measure, such as 4096x4096x4096 for matmul", "", {"nargs": "+", "metavar": "SHAPE"}
     ),
     "--time-limit": SharedOption(
         "maximum time to measure one row; after this time mamf stops as soon as it has timed 3 launches",
@@ -414,8 +414,8 @@ def add_measuring_options(
     group.add_argument(
         "--clock",
         choices=CLOCK_CHOICES,
-        help="rows for which mamf also measures the clock frequency during launches and the share of clock cycles "
-        "used; best: rows that are faster than all earlier rows of their shape or problem (default: best)",
+        help="rows for which mamf also measures the real clock and the share of the maximum FLOP per cycle; best: rows "
+        "that are the fastest so far (with several kernels, the fastest so far of their shape) (default: best)",
     )
     return group
 

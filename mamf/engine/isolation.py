@@ -95,7 +95,7 @@ def _start_checking_process() -> subprocess.Popen[bytes]:
     so that Ctrl-C does not reach it.
     """
     return subprocess.Popen(
-        [sys.executable, "-c", "from mamf.operations.isolated import run_checking_process; run_checking_process()"],
+        [sys.executable, "-c", "from mamf.operations.isolated import serve_check_requests; serve_check_requests()"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         start_new_session=True,

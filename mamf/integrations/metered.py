@@ -205,7 +205,7 @@ class MeteredTraining:
                 self.warn_once("TFLOPS are not logged: torch missed some or all matmuls; give flops_per_step=")
 
     def end_step(self) -> None:
-        """End a step, right after the optimizer's step."""
+        """Pass the tokens, samples and FLOP of a step to the meter. Call this right after the optimizer's step."""
         self.stop_counting()
         batches, self._batches, self._is_between_steps = self._batches, [], True
         counter, self._counter = self._counter, None

@@ -24,8 +24,8 @@ from mamf.errors import CRASH_SIGNAL_NAMES
 PHASE_KEY, FAILURE_KEY, ADDRESS_KEY = "phase", "failure", "address"
 #: Key in messages that this module creates. Its value is a line that a child process printed to stderr.
 WARNING_KEY = "warning"
-#: Two phases (activities) of a child process. In the first, it waits until all other children wait too. In the second,
-#: all children measure at the same time.
+#: Two phases of a child process. In the first, it waits until all other children are ready. In the second, all children
+#: measure at the same time.
 WAITING_PHASE, MEASURING_TOGETHER_PHASE = "waits for the others", "together"
 # Maximum time to wait for a message before this module checks whether a child hangs.
 _POLL_SECONDS = 0.5

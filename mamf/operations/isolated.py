@@ -2,7 +2,7 @@
 
 mamf.engine.isolation starts the separate process. ``serve_launches`` runs in the process that loaded the kernel: it
 launches the kernel on the operands that it receives, and sends back the buffers that the launch wrote.
-``run_checking_process`` runs in the separate process: it draws the operands and verifies the results.
+``serve_check_requests`` runs in the separate process: it draws the operands and verifies the results.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def _send_results(channel: Channel, written_buffers: Mapping[str, torch.Tensor],
     )
 
 
-def run_checking_process() -> None:
+def serve_check_requests() -> None:
     """Check kernels for the process at the other end of stdin and stdout, until that process ends."""
     channel = Channel(sys.stdin.buffer, os.fdopen(os.dup(sys.stdout.fileno()), "wb"))
     # Redirect stdout to stderr, because the other process would read the output of libraries as messages.

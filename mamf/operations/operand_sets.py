@@ -413,12 +413,12 @@ class SignFlipper:
             [index for index in range(_SIGN_PATTERN_COUNT) if index != self._last_index]
         )
         self._applied_indices ^= {index}
-        self._queue_flips(self._sign_patterns[index])
+        self._flip_signs_in_place(self._sign_patterns[index])
 
     def restore_signs(self) -> None:
         """Queue flips that undo all changes, so that the operand has its original values."""
         for index in self._applied_indices:
-            self._queue_flips(self._sign_patterns[index])
+            self._flip_signs_in_place(self._sign_patterns[index])
         self._applied_indices = set()
 
     @cached_property
@@ -439,7 +439,7 @@ class SignFlipper:
         return bits
 
     @torch.no_grad()
-    def _queue_flips(self, pattern: torch.Tensor) -> None:
+    def _flip_signs_in_place(self, pattern: torch.Tensor) -> None:
         operand = self._operand
         pattern = pattern.unfold(0, operand.shape[-1], 1).view(operand.shape)
         if operand.dtype.itemsize > 1 or operand.dtype == torch.int8:

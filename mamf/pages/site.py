@@ -78,7 +78,9 @@ def _make_logs_address(address: str | None, root: Path, output: Path) -> str:
         try:
             return quote(Path(os.path.relpath(root.resolve(), output.resolve())).as_posix()) + "/"
         except ValueError:  # Windows has no relative path to another drive
-            raise UsageError(f"{output} and {root} are on different drives: give the address with --logs") from None
+            raise UsageError(
+                f"{output} and {root} are on different drives: give the URL of the logs with --logs"
+            ) from None
     if not address.lower().startswith(("https://", "http://")):
         raise UsageError(f"--logs {address} must begin with https:// or http://")
     return address.rstrip("/") + "/"

@@ -291,7 +291,7 @@ def _read_backend_status(name: str) -> BackendStatus:
         return BackendStatus(name, unavailability=Unavailability("the backend cannot be opened", str(error)))
 
 
-def find_usable_backend() -> str:
+def find_usable_backend_name() -> str:
     """Return the name of the first backend that can be used, which ``--backend auto`` chooses. Raises UnavailableError
     if no backend can be used.
     """

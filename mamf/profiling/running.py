@@ -333,7 +333,7 @@ class StepProfiler:
             mark_end_of_step()
         self._profiler.stop()
 
-    def read_trace(self, path: Path) -> Trace | None:
+    def export_trace(self, path: Path) -> Trace | None:
         """Write the trace of the profiled steps to ``path`` and return it; None if no step was profiled."""
         if not self._profiled_steps or self.failure:
             return None

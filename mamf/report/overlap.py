@@ -218,6 +218,6 @@ def _yield_chart_rows(pair: OverlapPair) -> Iterator[RangeRow]:
     group = f"{pair.work_names[0]} with {pair.work_names[1]} {pair.buffer_size_text}"
     for timed, name, style in ((MATMUL_WORK, "matmul", "matmul"), (OTHER_WORK, pair.work_names[1], "other work")):
         kept_percent, half_width = 100 * pair.compute_share_of_rate_kept(timed), pair.compute_relative_half_width(timed)
-        half_width *= half_width <= MAX_KNOWN_HALF_WIDTH  # draw no unknown interval
+        half_width *= half_width <= MAX_KNOWN_HALF_WIDTH  # draw only the point if the interval is unknown
         point = RangePoint(kept_percent, kept_percent * (1 - half_width), kept_percent * (1 + half_width))
         yield RangeRow(group, f"{name}{blocks}", (point,), style_name=style)

@@ -74,7 +74,7 @@ def compute_max_wrong_share(checked_count: int) -> float:
     return -math.expm1(math.log(0.05) / checked_count) if checked_count else 1.0
 
 
-def compute_wrong_share_range(wrong_count: int, checked_count: int) -> tuple[float, float]:
+def compute_error_rate_interval(wrong_count: int, checked_count: int) -> tuple[float, float]:
     """Return the 95 % interval of the share of wrong results (Clopper & Pearson, Biometrika 26, 1934) if
     ``wrong_count`` of ``checked_count`` results were wrong.
     """
@@ -120,7 +120,7 @@ def _describe_wrong_share(wrong_count: int, checked_count: int) -> str:
     """
     if not wrong_count:
         return f"at most {_format_percent(compute_max_wrong_share(checked_count))} %"
-    return f"{' to '.join(map(_format_percent, compute_wrong_share_range(wrong_count, checked_count)))} %"
+    return f"{' to '.join(map(_format_percent, compute_error_rate_interval(wrong_count, checked_count)))} %"
 
 
 def _format_percent(share: float) -> str:

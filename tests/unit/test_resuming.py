@@ -133,7 +133,7 @@ def test_a_difference_is_refused_with_both_values(resume, command, option, other
 def test_what_a_log_names_by_its_module_is_named_again(resume):
     for command in ("find", "attention"):
         options = changed(MADE[command], {"--kernel": ""})
-        assert_refused(resume(command, *options), f"{command}.jsonl names kernel", "if you trust it")
+        assert_refused(resume(command, *options), f"{command}.jsonl uses kernel", "if you trust its code")
 
 
 @pytest.mark.parametrize("command", ["sweep", "find"])

@@ -84,11 +84,13 @@ def kernel(record):
 def test_a_backend_or_kernel_that_a_log_names_is_not_imported(crafted, run, evil, name, dry):
     command, _, again = RUNS[name]
     crafted(name, backend)
-    told = "run.jsonl names backend evil:X, which is not installed: add --backend evil:X if you trust it"
+    told = (
+        "run.jsonl uses backend evil:X, which is not an installed plugin: if you trust its code, add --backend evil:X"
+    )
     assert_refused(run(*command, *again, "--resume", "run.jsonl", *dry), told)
     (run.folder / "run.jsonl").unlink()
     crafted(name, kernel)
-    told = "run.jsonl names kernel evil:X, which is not installed: add --kernel evil:X if you trust it"
+    told = "run.jsonl uses kernel evil:X, which is not an installed plugin: if you trust its code, add --kernel evil:X"
     assert_refused(run(*command, *DEVICE, "--resume", "run.jsonl", *dry), told)
     assert not evil()
     assert run(*command, *DEVICE, "--kernel", "evil:X", "--resume", "run.jsonl", *dry)[0] == 2

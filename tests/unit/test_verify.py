@@ -22,8 +22,8 @@ from mamf.node.verdict import NodeDevice
 from mamf.pages.report import make_report_page
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 from mamf.report.verification import (
+    compute_error_rate_interval,
     compute_max_wrong_share,
-    compute_wrong_share_range,
     count_verified_items,
     yield_verdict_lines,
 )
@@ -223,7 +223,7 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, phys
 )
 def test_the_range_of_wrong_shares_is_that_of_clopper_and_pearson(wrong, checked, expected):
     """Figures of R's binom.test."""
-    assert compute_wrong_share_range(wrong, checked) == pytest.approx(expected, abs=1e-4)
+    assert compute_error_rate_interval(wrong, checked) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
@@ -296,9 +296,9 @@ def test_wrong_tiles_are_named_by_size_place_and_period(cells, text):
     assert text in describe_wrong_cells(WrongCells(frozenset(cells), 8 * CELL_SIZE, 8 * CELL_SIZE))
 
 
-def test_the_help_of_resume_says_that_it_checks_new_problems(capsys):
+def test_the_help_of_resume_says_that_it_checks_other_problems(capsys):
     with pytest.raises(SystemExit):
         main(["verify", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    assert "mamf checks new problems for the whole time budget again" in text
+    assert "mamf checks other problems, and the time budget starts again" in text
     assert "measures only the missing rows" not in text

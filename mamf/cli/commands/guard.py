@@ -264,8 +264,9 @@ class _GuardSession(Session):
             )
             seconds = float(log.summary["elapsed_seconds"]) if log.summary else 0.0
             if self.options.junit:
-                xml = format_junit_xml(self.guard_result, f"mamf.{self.operation.name}", seconds)
-                write_file_atomically(self.options.junit, xml)
+                write_file_atomically(
+                    self.options.junit, format_junit_xml(self.guard_result, f"mamf.{self.operation.name}", seconds)
+                )
             if self.options.markdown:
                 write_file_atomically(self.options.markdown, format_markdown(self.make_document(log)))
         exit_code = super().print_report(log)

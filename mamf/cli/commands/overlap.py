@@ -104,14 +104,14 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.node.group import find_rank_place
     from mamf.operations.collective import COLLECTIVE_NAMES
     from mamf.operations.overlap import COUNTED_WORK_NAMES, OTHER_WORK_NAMES, WorkPairKernel
-    from mamf.plugins.discovery import find_usable_backend, load_backend_class, open_backend
+    from mamf.plugins.discovery import find_usable_backend_name, load_backend_class, open_backend
     from mamf.report.document import add_logged_warnings
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step_sizes) == 1:
         raise UsageError("--flop and --bytes describe one training step: give both")
     require_known_names(*(("work for --beside", each, OTHER_WORK_NAMES) for each in options.beside or ()))
-    rank_place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend()
+    rank_place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend_name()
     device_count = load_backend_class(backend_name).count_devices()
     other_work = options.beside or (
         _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if rank_place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE

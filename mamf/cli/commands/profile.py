@@ -228,7 +228,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
     def write_profile_once(exit_code: int = 0) -> None:
         nonlocal is_written
         temporary_folder.mkdir(parents=True, exist_ok=True)  # The script may have removed temporary files.
-        trace = profiler.read_trace(options.trace or temporary_folder / "trace.json")
+        trace = profiler.export_trace(options.trace or temporary_folder / "trace.json")
         if trace is None and printed_marker.exists():
             return  # A process that the script forked has already printed the profile.
         if trace is None:

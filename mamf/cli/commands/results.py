@@ -167,7 +167,7 @@ def write_tables(options: argparse.Namespace) -> int:
     logs = sorted(root.glob("*/*.jsonl"))  # Do not search deeper: a user may name any large folder by mistake.
     if not logs:
         raise UsageError(
-            f"{root} contains no folder of an accelerator's run logs: give the path of the project's folder results/"
+            f"{root} has no subfolder with run logs of a device: give the path of the folder results/ of mamf"
         )
     for review in review_results(root, logs):
         if review.is_rejected():

@@ -58,8 +58,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=parse_index,
         default=0,
         metavar="N",
-        help="check only the random problem with this number, repeatedly and in each --regime, which has its own "
-        "problems; the report of a failure names the number (default: one problem after another)",
+        help="check the random problem with this number again and again; the report of a failure names the number. "
+        "Each --regime has different problems (default: one problem after another)",
     )
     group = parser.add_argument_group("device")
     add_shared_options(group, "--backend", "--device")
@@ -68,7 +68,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         parser,
         budget_default=f"{VERIFY_BUDGET_SECONDS:.0f}s",
         resume_help="log of an interrupted run to continue, or the folder with its logs if several devices share the "
-        "run; mamf checks new problems for the whole time budget again",
+        "run; mamf checks other problems, and the time budget starts again",
     )
     add_shared_options(parser, "--format", "--top", "--wide")
 

@@ -140,8 +140,8 @@ class SustainedRegime(Regime):
 
     @classmethod
     def compute_min_visit_seconds_with_rest(cls, backend: Backend) -> float:
-        """Return the seconds of the shortest visit that begins with a rest. Return 0 if a rest does not make the power
-        controller of this device settle again.
+        """Return the minimum seconds that a visit takes if it begins with a rest. Return 0 if the power controller of
+        this device does not restart during a rest.
         """
         traits = backend.sustained_traits
         return (
@@ -314,9 +314,9 @@ class SustainedRegime(Regime):
         return idle_share
 
     def wait_for_energy_tick(self, mark: object) -> EnergyTick | None:
-        """Watch the energy counter until it changes, and return the change. Return None if the device has no energy
-        counter, or if the counter does not change before the device reaches ``mark`` or within _MAX_ENERGY_POLLS
-        readings.
+        """Read the energy counter until it changes, and return the time and the new reading. Return None if the device
+        has no energy counter, or if the counter does not change before the device reaches ``mark`` or within
+        _MAX_ENERGY_POLLS readings.
         """
         before = self.read_sensors(includes_energy=True)
         for _ in range(_MAX_ENERGY_POLLS):

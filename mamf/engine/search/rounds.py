@@ -60,8 +60,10 @@ def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> li
     """
     successful_visits = [row for row in visits if row.ok]
     fastest = sorted(successful_visits, key=lambda row: row.best_rate, reverse=True)
-    metered = [row for row in successful_visits if row.conditions.watts]
-    frugal = sorted(metered, key=lambda row: (row.conditions.watts or 0.0) / row.best_rate)
+    frugal = sorted(
+        (row for row in successful_visits if row.conditions.watts),
+        key=lambda row: (row.conditions.watts or 0.0) / row.best_rate,
+    )
     chosen = dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: (count + 1) // 2], *fastest))
     return list(chosen)[:count]
 
@@ -87,7 +89,7 @@ def drop_beaten_candidates(
     ]
 
 
-#: The length of a visit of the sustained regime, in seconds.
+#: How long the sustained regime measures a shape at each visit, in seconds.
 SUSTAINED_VISIT_SECONDS = 1.0
 #: A generator that yields steps to measure, receives their rows, and returns all these rows.
 StepsReturningRows = Generator[Step | Measurement, Measurement | None, list[Measurement]]

@@ -108,7 +108,7 @@ class ReproduceStrategy(RowsStrategy):
         for regime_name, visit in itertools.product(self.plan.regimes, range(1, _MAX_VISITS_PER_CLAIM + 1)):
             if visit == 1:
                 regime = self.runner.prepare_regime(self.make_regime(regime_name))
-            elif visit == 2:  # Rest before each repeated measurement if the power controller would stay in one state.
+            elif visit == 2:  # Rest before each repeated measurement, so that the power controller changes its state.
                 regime_rows = [row for row in rows if row.ok and row.regime == regime_name]
                 regime = regime.make_confirmation_regime(summarize_conditions(regime_rows), math.inf)
             judged = judge_claims(self.plan.options, rows)

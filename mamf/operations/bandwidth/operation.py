@@ -167,7 +167,7 @@ class BandwidthProblem(CheckedProblem):
         }
 
     def count_bytes(self, shape: BandwidthShape, sets: int = 1, rewrite: bool = False) -> int:
-        """Return the bytes of the arrays of all operand sets together."""
+        """Return the total size of the arrays in all operand sets, in bytes."""
         return sum(buffer.nbytes for buffer in self.list_buffers(shape, sets, rewrite).values())
 
 

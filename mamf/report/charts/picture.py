@@ -84,7 +84,7 @@ class Picture(ABC):
 
     @property
     def all_notes(self) -> Sequence[str]:
-        """The notes below the panels, including those about how the picture is drawn."""
+        """The notes below the panels. Subclasses can add notes about how the picture is drawn."""
         return self.notes
 
     @property

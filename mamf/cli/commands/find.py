@@ -79,7 +79,12 @@ def add_options(parser: CommandParser) -> None:
     add_shared_options(search_group, "--precision")
     add_device_options(parser)
     add_multi_device_options(parser)
-    add_run_options(parser, budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype; on a CPU twice as long")
+    add_run_options(
+        parser,
+        budget_default=f"{DEFAULT_BUDGET_SECONDS:.0f}s per dtype; on a CPU twice as long",
+        resume_help="log of an unfinished search to continue, or the folder with its logs if several devices share the "
+        "run; the time budget starts again, so mamf may also measure confirmed shapes more often",
+    )
     add_shared_options(parser, "--format", "--top", "--wide")
 
 

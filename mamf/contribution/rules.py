@@ -424,11 +424,9 @@ def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         device, rows = reviewed_log.header["device"], [row for _, _, row in reviewed_log.rows if row.ok]
         if not (device.get("max_clock_hz") and device.get("power_limit_watts")):
             yield Finding("sensors", "the device has sensors, but the log lacks its maximum clock or power limit", 1)
-        without_clock = sum(row.conditions.clock_hz is None for row in rows)
-        if without_clock or (rows and all(row.conditions.watts is None for row in rows)):
-            yield Finding(
-                "sensors", f"the device has sensors, but {without_clock or len(rows)} rows lack clock or power"
-            )
+        unclocked = sum(row.conditions.clock_hz is None for row in rows)
+        if unclocked or (rows and all(row.conditions.watts is None for row in rows)):
+            yield Finding("sensors", f"the device has sensors, but {unclocked or len(rows)} rows lack clock or power")
     for line, _, row in reviewed_log.rows:
         seen, info = row.conditions, reviewed_log.log.get_device(row.device_index)
         limit, max_clock_hz = info.power_limit_watts or math.inf, info.max_clock_hz or math.inf

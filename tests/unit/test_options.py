@@ -35,6 +35,7 @@ for line in sys.argv[1:]:
 """
 #: Options whose name means something else in a command, and why; all other commands agree.
 OTHER_MEANING = {
+    ("--resume", "find"): "a resumed search may measure confirmed shapes more often",
     ("--resume", "verify"): "a resumed verification checks new problems for the whole budget",
     ("--baseline", "attention"): "a kernel",
     ("--baseline", "guard"): "a log in place of the file's",

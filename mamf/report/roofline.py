@@ -232,7 +232,7 @@ _BURST_LINE_WIDTH_POINTS, _SUSTAINED_LINE_WIDTH_POINTS = 2.4, 1.0  # line widths
 _PAGE_HEIGHT_INCHES = 4.8
 # As shares of the axes in an image file: the height of a label, the width of a letter, the distance between a label and
 # its marker, and the distance between a label and its line.
-_LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.0092, 0.015, 0.018
+_LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.007, 0.015, 0.018
 #: Positions of the labels of rising ceilings in the burst and in the sustained regime, from 0 (left end of the line) to
 #: 1 (right end). The third value is for flat ceilings in the sustained regime: the distance between the label and the
 #: right end of the line, as a share of the axis.

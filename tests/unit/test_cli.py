@@ -288,7 +288,7 @@ def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
     assert "measurements left: continue with --resume" in out
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
-    counts = re.search(r"complete; (\d+) measurements in [\d.]+ s since --resume, 31 in total", out)
+    counts = re.search(r"complete; (\d+) measurements in [\d.]+ s since the run was resumed, 31 in total", out)
     assert counts and 0 < int(counts[1]) < 31
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 31
 

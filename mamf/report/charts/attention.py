@@ -206,7 +206,7 @@ def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> li
     """
     ceilings_by_key = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [
-        f"ceiling: {each.tflops:.4g} TFLOPS, the highest {dtype} matmul measured in {regime} "
+        f"ceiling: {each.tflops:.4g} TFLOPS, the highest confirmed rate of {dtype} matmuls in {regime} "
         f"({each.shape}, {each.kernel}); % MAMFU is the share of it"
         for (dtype, regime), each in ceilings_by_key.items()
         if each is not None

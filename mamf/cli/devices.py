@@ -230,8 +230,8 @@ def _resume_logs_in_folder(options: argparse.Namespace) -> int:
             logs.setdefault(log.header["device"]["index"], []).append(log)
     if not logs or options.device is not None:
         raise UsageError(
-            f"cannot resume {folder} with these options: for logs of devices (device0.jsonl, ...), leave out --device "
-            "or name some of the devices with --devices; for logs of ranks, add --devices ranks"
+            f"cannot resume {folder}: it must contain logs of devices, such as device0.jsonl (then leave out --device, "
+            "or name some of the devices with --devices), or logs of ranks (then add --devices ranks)"
         )
     requested_devices = sorted(set(options.devices or [ALL_DEVICES]))
     devices_to_use = list(logs) if ALL_DEVICES in requested_devices else requested_devices

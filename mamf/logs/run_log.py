@@ -67,7 +67,7 @@ def read_lines(path: Path, on_read: ReadProgressCallback | None = None) -> Itera
                 if on_read:
                     on_read(len(line))
     except OSError as error:
-        folder = "; use 'mamf report' for a folder" if path.is_dir() else ""
+        folder = "; give a log, or show the folder with 'mamf report'" if path.is_dir() else ""
         raise RunLogError(f"cannot read {path}: {error.strerror}{folder}") from None
     if is_empty:
         raise RunLogError(

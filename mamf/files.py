@@ -28,8 +28,9 @@ def read_packaged_csv_rows(name: str) -> list[dict[str, str]]:
     """Return the rows of the CSV file ``name``, which is installed with this package. Each row is a dict with the names
     of the columns as keys.
     """
-    text = importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8")
-    return list(csv.DictReader(text.splitlines()))
+    return list(
+        csv.DictReader(importlib.resources.files("mamf").joinpath(name).read_text(encoding="utf-8").splitlines())
+    )
 
 
 def make_folder(folder: Path, advice: str = "") -> None:

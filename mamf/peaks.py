@@ -192,8 +192,7 @@ def compute_max_flops_at_clock(
     peak = _find_bounding_peak(info, dtype) if info.is_accelerator else None
     if peak is None or not peak.clock_hz:
         return None
-    headroom = FALLING_CLOCK_HEADROOM if may_clock_fall else READ_CLOCK_HEADROOM
-    return peak.flops * clock_hz / peak.clock_hz * headroom
+    return peak.flops * clock_hz / peak.clock_hz * (FALLING_CLOCK_HEADROOM if may_clock_fall else READ_CLOCK_HEADROOM)
 
 
 def find_device_by_misspelled_name(device_name: str) -> str | None:
@@ -215,11 +214,15 @@ def find_device_by_name(device_name: str, *, must_name_suffice: bool = False) ->
 
     ``must_name_suffice``: ignore devices whose name is ambiguous without the number of compute units.
     """
-    spaced_name = " ".join(device_name.split())
     rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
     candidate_rows = (row for row in rows if not (must_name_suffice and row.compute_unit_counts))
     return next(
-        (row.device for row in candidate_rows if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
+        (
+            row.device
+            for row in candidate_rows
+            if re.search(row.name_pattern.pattern, " ".join(device_name.split()), re.IGNORECASE)
+        ),
+        None,
     )
 
 

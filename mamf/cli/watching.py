@@ -124,6 +124,18 @@ class SignalHandler:
             raise RunInterrupted
 
 
+@contextmanager
+def exit_at_first_signal() -> Iterator[None]:
+    """Let Ctrl-C end the process at once while the context is open. Use this for imports and preparations, after which
+    nothing can be lost: the imports of torch and numpy can swallow a KeyboardInterrupt.
+    """
+    previous_handler = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_EXIT_CODE))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, previous_handler)
+
+
 _WATCHED_COMMANDS = {
     "attention",
     "autoprofile",

@@ -328,8 +328,7 @@ def select_attention_rates(rates: Iterable[ResultRate], *, per_kernel: bool = Fa
         key: max(each, key=lambda entry: (has_exact_kernel(entry.row), entry.mamfu))
         for key, each in rates_by_key.items()
     }
-    order = {"fwd": 0, "bwd": 1}
-    keys = sorted(best, key=lambda key: (*key[:3], order.get(key[3], 2), *key[4:7], -best[key].mamfu))
+    keys = sorted(best, key=lambda key: (*key[:3], {"fwd": 0, "bwd": 1}.get(key[3], 2), *key[4:7], -best[key].mamfu))
     return [best[key] for key in keys]
 
 

@@ -147,8 +147,7 @@ class GuardResult:
 
     def count_outcomes(self) -> dict[GuardOutcome, int]:
         """Return the number of rows for each outcome, including outcomes that no row has."""
-        outcomes = [row.outcome for row in self.rows]
-        return {outcome: outcomes.count(outcome) for outcome in GUARD_OUTCOMES}
+        return {outcome: sum(row.outcome == outcome for row in self.rows) for outcome in GUARD_OUTCOMES}
 
     @property
     def has_failed(self) -> bool:

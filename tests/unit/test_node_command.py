@@ -1,8 +1,10 @@
 """``mamf node``: a process per device, several machines, what fails and hangs, and what a gate is told."""
 
+import contextlib
 import csv
 import io
 import json
+import signal
 from argparse import Namespace
 
 import pytest
@@ -149,6 +151,21 @@ def test_ctrl_c_leaves_whole_logs_and_an_unknown_verdict(run, monkeypatch):
     logs = [read_run_log(log) for log in (run.folder / "logs").glob("*.jsonl")]
     assert logs
     assert all(log.summary is not None or not log.measurements for log in logs), "each says how it ended"
+
+
+def test_ctrl_c_ends_node_even_if_an_import_swallows_it(run, monkeypatch):
+    exit_codes, handler = [], signal.getsignal(signal.SIGINT)
+
+    def swallow_interrupt(options):
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        return []
+
+    monkeypatch.setattr("mamf.cli.devices.prepare_node_run", swallow_interrupt)
+    monkeypatch.setattr("mamf.cli.watching.os._exit", exit_codes.append)
+    run(*NODE)
+    assert exit_codes == [130]
+    assert signal.getsignal(signal.SIGINT) == handler
 
 
 class Killed:

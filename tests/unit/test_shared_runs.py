@@ -135,7 +135,7 @@ def test_a_folder_is_resumed_by_the_devices_of_its_logs(run, shared, devices):
     code, _, err = run("sweep", "--resume", "out", "--devices", *devices)
     assert (code, err.count("out has no log of device")) == (2, 1)
     code, _, err = run("sweep", "--resume", "out", "--device", "0")
-    assert (code, err.count("for logs of devices (device0.jsonl, ...), leave out --device")) == (2, 1)
+    assert (code, err.count("such as device0.jsonl (then leave out --device")) == (2, 1)
 
 
 def test_another_command_does_not_resume_a_folder(run, shared):
@@ -295,7 +295,7 @@ def test_ranks_share_a_run_by_the_variables_of_their_launcher(tmp_path, run, nam
     assert (log.tier, sorted(row.shape for row in own(log))) == ("complete", GRID_SHAPES)
     assert {row.device_index for row in own(log)} == {0, 1}
     code, _, err = run("sweep", "--resume", str(tmp_path / "out"))
-    assert (code, "for logs of ranks, add --devices ranks" in err) == (2, True)
+    assert (code, "logs of ranks (then add --devices ranks)" in err) == (2, True)
 
 
 def test_without_ranks_the_variables_of_a_launcher_mean_nothing(run, monkeypatch):

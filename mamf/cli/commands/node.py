@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mamf.cli import run_command
 from mamf.cli.parser import CommandParser
 from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, exit_at_first_signal
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
@@ -89,20 +89,20 @@ def run_with_options(options: argparse.Namespace) -> int:
 
 
 def _measure_and_judge_devices(options: argparse.Namespace) -> int:
-
     from mamf.node.logs import read_baseline, read_node_folders
 
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
         return _print_verdict(options, *read_node_folders(options.logs), baseline)
-    # Import this module only if devices are to be measured, because it imports torch.
-    from mamf.cli import devices as device_processes
+    with exit_at_first_signal():
+        # Import this module only if devices are to be measured, because it imports torch.
+        from mamf.cli import devices as device_processes
 
+        indices = [] if options.led else device_processes.prepare_node_run(options)
     if options.led:
         return device_processes.run_as_child_process(
             lambda send: device_processes.measure_node_device(options, send), device_processes.describe_node_failure
         )
-    indices = device_processes.prepare_node_run(options)
     if options.dry_run or not indices:
         return _print_measuring_plan(options, indices)
     folder, run, devices = device_processes.measure_node_devices(options, indices)

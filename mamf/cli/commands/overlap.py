@@ -22,6 +22,7 @@ from mamf.cli.terminal import (
     parse_index,
     print_document,
 )
+from mamf.cli.watching import exit_at_first_signal
 from mamf.errors import UnavailableError, UsageError, require_known_names
 from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, RowKey
@@ -99,13 +100,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.engine.strategies.studies import OverlapStrategy
-    from mamf.logs.run_log import read_run_log
-    from mamf.node.group import find_rank_place
-    from mamf.operations.collective import COLLECTIVE_NAMES
-    from mamf.operations.overlap import COUNTED_WORK_NAMES, OTHER_WORK_NAMES, WorkPairKernel
-    from mamf.plugins.discovery import find_usable_backend_name, load_backend_class, open_backend
-    from mamf.report.document import add_logged_warnings
+    with exit_at_first_signal():
+        from mamf.engine.strategies.studies import OverlapStrategy
+        from mamf.logs.run_log import read_run_log
+        from mamf.node.group import find_rank_place
+        from mamf.operations.collective import COLLECTIVE_NAMES
+        from mamf.operations.overlap import COUNTED_WORK_NAMES, OTHER_WORK_NAMES, WorkPairKernel
+        from mamf.plugins.discovery import find_usable_backend_name, load_backend_class, open_backend
+        from mamf.report.document import add_logged_warnings
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
     if len(step_sizes) == 1:

@@ -144,5 +144,7 @@ def _yield_launch_lines(launches: ProfiledLaunches, work: Work) -> Iterator[str]
             "this is not a measurement"
         )
     if launches.device_kernel_names is not None:
-        names = ", ".join(dict.fromkeys(launches.device_kernel_names))
-        yield f"GPU kernels of a launch: {names or 'none that torch.profiler sees'}"
+        yield (
+            "GPU kernels of a launch: "
+            f"{', '.join(dict.fromkeys(launches.device_kernel_names)) or 'none that torch.profiler sees'}"
+        )

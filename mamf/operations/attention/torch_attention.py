@@ -323,8 +323,7 @@ class PreparedAttention:
         outputs = list_result_tensors(result)
         if self.saved_output is not None:
             outputs = [self.saved_output, *outputs]
-        names = ("o", "dq", "dk", "dv") if self._problem.has_backward_pass else ("o",)
-        return dict(zip(names, outputs, strict=True))
+        return dict(zip(("o", "dq", "dk", "dv") if self._problem.has_backward_pass else ("o",), outputs, strict=True))
 
 
 # -- kernels of libraries ----------------------------------------------------------------------------------------------

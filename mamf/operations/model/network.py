@@ -69,8 +69,9 @@ class LossHead(nn.Module):
         self.logits = nn.Linear(problem.d_model, problem.vocabulary, bias=False)
 
     def forward(self, x: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        logits = self.logits(self.norm(x)).float()
-        return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return functional.cross_entropy(
+            self.logits(self.norm(x)).float().flatten(0, 1), targets.flatten(), reduction="none"
+        )
 
 
 class TransformerBlock(nn.Module):

@@ -196,8 +196,7 @@ def make_even_ticks(sizes: Sequence[int]) -> tuple[tuple[float, str], ...]:
     step = 1
     while (max(sizes) - min(sizes)) / step > _MAX_TICKS:
         step *= 2
-    first = -(-min(sizes) // step) * step
-    return tuple((size, str(size)) for size in range(first, max(sizes) + 1, step))
+    return tuple((size, str(size)) for size in range(-(-min(sizes) // step) * step, max(sizes) + 1, step))
 
 
 def format_with_binary_prefix(size: float) -> str:

@@ -126,8 +126,8 @@ class SignalHandler:
 
 @contextmanager
 def exit_at_first_signal() -> Iterator[None]:
-    """Let Ctrl-C end the process at once while the context is open. Use this for imports and preparations, after which
-    nothing can be lost: the imports of torch and numpy can swallow a KeyboardInterrupt.
+    """Let Ctrl-C end the process at once while the context is open. Use this for imports, because the imports of torch
+    and numpy can swallow a KeyboardInterrupt, and only before there is anything to lose.
     """
     previous_handler = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED_EXIT_CODE))
     try:

@@ -311,10 +311,14 @@ def make_reviews_document(reviews: Sequence[Review], named_paths: Container[Path
     rejected = sum(each.is_rejected() for each in reviews)
     warnings = sum(finding.is_warning for each in reviews for finding in each.findings)
     verdict = f"{rejected} rejected" if rejected else "all accepted"
-    more = f", {format_count(warnings, 'warning')}" if warnings else ""
     blocks: list[Block] = [
         Lines([line for each in reviews for line in format_findings(each, each.path in named_paths)]),
         Table(columns, reviews, key="logs"),
-        Answer([f"{format_count(len(reviews), 'file')} checked ({by_tier}): {verdict}{more}"]),
+        Answer(
+            [
+                f"{format_count(len(reviews), 'file')} checked ({by_tier}): {verdict}"
+                + (f", {format_count(warnings, 'warning')}" if warnings else "")
+            ]
+        ),
     ]
     return Document("Logs", blocks)

@@ -121,8 +121,7 @@ def _make_matrix_page(parts: Mapping[str, ResultsCollection]) -> str:
 
 
 def _get_device_name(part: ResultsCollection) -> str:
-    names = [each.device for each in part.rates] or [run.device or "" for run, _ in part.legacy_runs]
-    return names[0] or "unknown"
+    return ([each.device for each in part.rates] or [run.device or "" for run, _ in part.legacy_runs])[0] or "unknown"
 
 
 def _format_burst_and_sustained_rates(rates: Mapping[str, float]) -> str:

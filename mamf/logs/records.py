@@ -19,12 +19,29 @@ from msgspec import UnsetType as Missing
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import require_known_names
-from mamf.measurement import MAX_PLAUSIBLE_OVERHEAD_SECONDS, Conditions, Measurement, MeasurementStatus, Rate
+from mamf.measurement import (
+    CHECKED_LAUNCHES_KEY,
+    CHECKED_VALUES_KEY,
+    DIFFERENT_BITS_KEY,
+    ERROR_BOUND_KEY,
+    LOST_NAN_KEY,
+    MAX_PLAUSIBLE_OVERHEAD_SECONDS,
+    Conditions,
+    Measurement,
+    MeasurementStatus,
+    Rate,
+)
 from mamf.operations.unknown import get_operation
 from mamf.plans import MATMUL, REGIME_NAMES
 from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize_samples
 
 _RATE_STATISTICS = ("mean", "median", "fastest", "slowest")
+#: Details of a measurement that mamf computes with, so they must be numbers.
+_NUMERIC_DETAILS = {
+    *(CHECKED_LAUNCHES_KEY, CHECKED_VALUES_KEY, ERROR_BOUND_KEY, DIFFERENT_BITS_KEY, LOST_NAN_KEY),
+    *("reference_tflops", "held_bytes", "planning_us", "sparsity", "cosine_similarity", "relative_l1"),
+    "quantization_error",
+}
 RecordT = TypeVar("RecordT")
 
 # -- types of the fields of records ------------------------------------------------------------------------------------
@@ -92,7 +109,7 @@ class MeasurementRecord(Struct, kw_only=True):
     cycles_used: CyclesUsed | Missing = UNSET
     remarks: list[str]
     is_reference: bool
-    details: dict[str, Any]
+    details: dict[str, str | int | float | None]
     peak_memory_bytes: Int64 | None
     peak_reserved_bytes: Int64 | Missing | None = UNSET
     repeatability: Repeatability | None
@@ -309,6 +326,10 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
     """
     read = read_record(record, MeasurementRecord)
     require_known_names(("regime", read.regime, REGIME_NAMES))
+    if texts := [
+        name for name in sorted(_NUMERIC_DETAILS & read.details.keys()) if isinstance(read.details[name], str)
+    ]:
+        raise ValueError(f"{texts[0]!r} in the field details must be a number")
     operation = get_operation(read.operation, record)
     problem, samples = operation.read_problem_record(read.problem), tuple(read.samples_seconds)
     return Measurement(
@@ -329,7 +350,8 @@ def read_measurement_record(record: Mapping[str, Any]) -> Measurement:
         conditions=_read_conditions(read, read.throttle_shares or {}),
         remarks=tuple(read.remarks),
         is_reference=read.is_reference,
-        details=read.details,
+        # JSON has null in place of NaN and infinity.
+        details={name: value for name, value in read.details.items() if value is not None},
         peak_memory_bytes=read.peak_memory_bytes,
         peak_reserved_bytes=None if read.peak_reserved_bytes is UNSET else read.peak_reserved_bytes,
         repeatability=read.repeatability,

@@ -220,8 +220,7 @@ def _summarize_reason(devices: Sequence[NodeDevice], findings: Sequence[NodeFind
     if not findings:
         return f"{len(devices)} device{'s' if len(devices) > 1 else ''}, {describe_slowest_device(devices)}"
     others = len({finding.label for finding in findings} - {findings[0].label, None})
-    more = f"; and {others} more device{'s' if others > 1 else ''}" if others else ""
-    return f"{findings[0].text}{more}"
+    return findings[0].text + (f"; and {others} more device{'s' if others > 1 else ''}" if others else "")
 
 
 def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:

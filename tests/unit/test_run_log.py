@@ -342,6 +342,27 @@ def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
         read_run_log(with_sample(log_path, field, seconds))
 
 
+@pytest.mark.parametrize("name", ["reference_tflops", "checked launches", "held_bytes"])
+@pytest.mark.parametrize(
+    ("value", "complaint"),
+    [("x", "in the field details must be a number"), ([1.0], "got `array`"), (True, "got `bool`")],
+)
+def test_a_detail_that_mamf_computes_with_must_be_a_number(log_path, name, value, complaint):
+    with pytest.raises(RunLogError, match=f"line 2: .*{complaint}"):
+        read_run_log(with_details(log_path, {name: value}))
+
+
+def test_a_detail_without_a_value_is_missing(log_path):
+    assert read_run_log(with_details(log_path, {"bound": None, "note": "x"})).measurements[0].details == {"note": "x"}
+
+
+def with_details(log_path, details):
+    lines = log_path.read_text().splitlines()
+    lines[1] = json.dumps(json.loads(lines[1]) | {"details": details})
+    log_path.write_text("\n".join(lines) + "\n")
+    return log_path
+
+
 def test_a_log_of_an_earlier_schema_is_never_appended_to(log_path):
     """Whoever resumes it: rows of today in it would be read as if the timer of an early release had taken them."""
     before = log_path.read_bytes().replace(f'"schema": {SCHEMA_VERSION}'.encode(), b'"schema": 4', 1)

@@ -214,15 +214,10 @@ def find_device_by_name(device_name: str, *, must_name_suffice: bool = False) ->
 
     ``must_name_suffice``: ignore devices whose name is ambiguous without the number of compute units.
     """
-    rows = () if parse_sharing_ways(device_name) else _read_peak_rows()
+    spaced_name, rows = " ".join(device_name.split()), () if parse_sharing_ways(device_name) else _read_peak_rows()
     candidate_rows = (row for row in rows if not (must_name_suffice and row.compute_unit_counts))
     return next(
-        (
-            row.device
-            for row in candidate_rows
-            if re.search(row.name_pattern.pattern, " ".join(device_name.split()), re.IGNORECASE)
-        ),
-        None,
+        (row.device for row in candidate_rows if re.search(row.name_pattern.pattern, spaced_name, re.IGNORECASE)), None
     )
 
 

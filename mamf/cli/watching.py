@@ -125,7 +125,7 @@ class SignalHandler:
 
 
 @contextmanager
-def exit_at_first_signal() -> Iterator[None]:
+def exit_on_ctrl_c() -> Iterator[None]:
     """Let Ctrl-C end the process at once while the context is open. Use this for imports, because the imports of torch
     and numpy can swallow a KeyboardInterrupt, and only before there is anything to lose.
     """

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from mamf.cli import run_command
 from mamf.cli.parser import CommandParser
 from mamf.cli.terminal import add_shared_options, parse_duration, parse_index, print_document, print_line, warn
-from mamf.cli.watching import INTERRUPTED_EXIT_CODE, exit_at_first_signal
+from mamf.cli.watching import INTERRUPTED_EXIT_CODE, exit_on_ctrl_c
 from mamf.errors import UNKNOWN, VERDICT_EXIT_CODES, MamfError
 from mamf.plans import NODE_BUDGET_SECONDS, VERIFY_BUDGET_SECONDS
 
@@ -94,7 +94,7 @@ def _measure_and_judge_devices(options: argparse.Namespace) -> int:
     baseline = read_baseline(options.baseline) if options.baseline else None
     if options.logs:
         return _print_verdict(options, *read_node_folders(options.logs), baseline)
-    with exit_at_first_signal():
+    with exit_on_ctrl_c():
         # Import this module only if devices are to be measured, because it imports torch.
         from mamf.cli import devices as device_processes
 

@@ -22,7 +22,7 @@ from mamf.cli.terminal import (
     parse_index,
     print_document,
 )
-from mamf.cli.watching import exit_at_first_signal
+from mamf.cli.watching import exit_on_ctrl_c
 from mamf.errors import UnavailableError, UsageError, require_known_names
 from mamf.measurement import Measurement
 from mamf.plans import OVERLAP, SUSTAINED, Plan, RowKey
@@ -100,7 +100,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    with exit_at_first_signal():
+    with exit_on_ctrl_c():
         from mamf.engine.strategies.studies import OverlapStrategy
         from mamf.logs.run_log import read_run_log
         from mamf.node.group import find_rank_place

@@ -425,13 +425,16 @@ def has_card_drifted(row: Measurement, ceilings: Ceilings, limit: float = MAX_DR
     """Return whether the card's speed has changed between the measurement of the ceiling and that of the row.
 
     The rate of the ceiling's matmul, measured again before and after the row, shows the speed. The change must exceed
-    ``limit`` (a share) plus the relative error of the timer for this matmul.
+    ``limit`` (a share) or half the width of the ceiling's interval, whichever is larger, plus the relative error of the
+    timer for this matmul.
     """
     drift, ceiling = compute_card_drift(row, ceilings), find_row_ceiling(row, ceilings)
     return (
         drift is not None
         and ceiling is not None
-        and abs(drift) > limit + compute_relative_timing_error(row.timer_error_seconds, ceiling.seconds)
+        and abs(drift)
+        > max(limit, ceiling.interval.half_width / ceiling.rate)
+        + compute_relative_timing_error(row.timer_error_seconds, ceiling.seconds)
     )
 
 

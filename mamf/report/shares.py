@@ -269,8 +269,9 @@ class ShareCalculator:
         with_share = [row for row in rows if "product_dtypes" in row.details or self.compute_row_mamfu(row) is not None]
         regimes = {row.regime for row in with_share}
         measured = [
-            f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')}, the {dtype} {regime} ceiling "
-            f"({each.shape}, {each.kernel})"
+            f"MAMFU: share of {format_rate(each.tflops, 'TFLOPS')} "
+            f"({format_interval(each.interval, choose_unit('TFLOPS', [each.tflops])[1])}), "
+            f"the {dtype} {regime} ceiling: {each.shape} by {each.kernel}"
             for (dtype, regime), each in self.measured_ceilings.items()
             if regime in regimes
         ]

@@ -13,6 +13,7 @@ from mamf.report import kernels
 from mamf.report.kernels import choose_baselines, compute_speed_up, find_best_kernels, make_best_kernel_table
 from mamf.report.rows import list_row_remarks, make_summary_record, select_ranked_rows
 from mamf.report.shares import ShareCalculator
+from mamf.statistics import Interval
 from mamf.testing import SimulatedMatmul
 
 PLAN = sweep_plan(
@@ -143,3 +144,7 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     assert drifts[799.0] == []
     assert ["more than 1 %" in text and "do not compare" not in text for text in drifts[770.0]] == [True]
     assert ["more than 10 %" in text and "do not compare" in text for text in drifts[700.0]] == [True]
+    uncertain = replace(held, interval=Interval(700.0, 900.0, 0.95))
+    shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): uncertain})
+    found = list_row_remarks(replace(row, details={"reference_tflops": 770.0}), shares)
+    assert not any("device speed drifted" in text for text in found)

@@ -316,12 +316,12 @@ def describe_device(profile: Profile) -> str:
 
 def describe_largest_classes(profile: Profile) -> str:
     """Return one line with the three classes that have the largest shares of a step, and their MAMFU (FLOP rate as a
-    share of the matmul ceiling), if known. If steps were uneven, leave out the idle time.
+    share of the matmul ceiling), if known. If steps were uneven, the idle time is an upper bound.
     """
     shares = [
-        f"{row.name} {row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
+        f"{row.name} {'at most ' if profile.is_uneven and row.name == IDLE_LABEL else ''}"
+        f"{row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
         for row in sorted(profile.classes, key=lambda row: -row.visible)
-        if not (profile.is_uneven and row.name == IDLE_LABEL)
     ]
     return f"largest parts of {'a step' if profile.steps else 'the time'}: {', '.join(shares[:3])}"
 
@@ -346,7 +346,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
         if row.mamfu is not None and row.mamfu > 1:
             yield (
                 f"{row.name} is above its sustained ceiling, which matmuls back to back reach: between other work the "
-                f"clock recovers, so the burst ceiling (mamf find) is the limit"
+                "clock recovers, so the burst ceiling (mamf find) is the limit"
             )
         class_seconds = row.visible + row.hidden
         if row.flop and row.multiplying < (1 - _MIN_REPORTED_UNCOUNTED_SHARE) * class_seconds:
@@ -366,8 +366,7 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     if profile.modules:
         yield (
             "the time of a module includes its backward pass and its inner modules; TFLOPS and MAMFU are those of its "
-            "matmuls and attention during their own time; "
-            "modules whose names differ only in numbers are added up"
+            "matmuls and attention during their own time; modules whose names differ only in numbers are added up"
         )
     yield from profile.notes
 

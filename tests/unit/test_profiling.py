@@ -336,6 +336,13 @@ def test_how_certain_idle_is(tmp_path, took, said):
     assert timed.get_visible_seconds(IDLE_LABEL) == pytest.approx(0 if took else 1.7e-4)
 
 
+def test_idle_is_an_upper_bound_if_steps_were_faster_with_the_profiler(tmp_path):
+    slowed = profile_from(tmp_path, GPU_TRACE, unprofiled_step_seconds=1e-3)
+    assert "largest parts of a step: idle at most 77.0%" in render_profile("table", "x", slowed)
+    even = profile_from(tmp_path, GPU_TRACE, unprofiled_step_seconds=3e-4)
+    assert "at most" not in render_profile("table", "x", even)
+
+
 def test_a_class_above_its_sustained_ceiling_says_why(tmp_path):
     trace = read_trace(written(tmp_path / "trace.json", GPU_TRACE))
     text = render_profile("table", "x", make_profile(trace, at(2e6)))

@@ -148,14 +148,15 @@ def align_table(columns: Sequence[str], rows: Sequence[Sequence[str]], left_alig
 
 
 def merge_remarks(remarks: Iterable[tuple[str, str]]) -> list[str]:
-    """Return a line for each distinct remark: the label of the first row with this remark, the number of other rows
-    with it, and the remark.
+    """Return a line for each distinct remark: the labels of the rows with this remark (of more than three, the
+    first label and the number of the others), and the remark.
 
     ``remarks``: pairs of a remark and the label of its row.
     """
     labels = group_pairs(remark for remark in remarks if remark[0])
     return [
-        f"{first}{f' and {len(others)} more' if others else ''}: {text}" for text, (first, *others) in labels.items()
+        f"{'; '.join(rows) if len(rows) <= 3 else f'{rows[0]} and {len(rows) - 1} more'}: {text}"
+        for text, rows in labels.items()
     ]
 
 

@@ -59,7 +59,7 @@ def test_a_terminal_shows_aligned_columns_and_each_remark_once():
         "fast_one   841.3               1       81.3",
         "slow       12.00               1          -",
         "idle       3.000               1       10.0",
-        "fast_one and 1 more: hot",
+        "fast_one; slow: hot",
         "",
         "best: fast_one",
     ]

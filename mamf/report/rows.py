@@ -6,6 +6,7 @@ A reference is a row that a run measures again and again, to see how the speed o
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from statistics import fmean, geometric_mean, median
@@ -143,7 +144,9 @@ def make_rate_columns(rows: Sequence[Measurement]) -> tuple[list[Column[Measurem
 
 
 def get_half_width_percent(row: Measurement) -> float | None:
-    """Return half the width of a row's 95 % interval in percent of its rate, or None if the interval is unknown."""
+    """Return half the width of the 95 % interval of a row's time, in percent of this time, or None if the interval is
+    unknown.
+    """
     return 100 * row.relative_half_width if row.ok and row.interval.is_known else None
 
 
@@ -265,10 +268,12 @@ def summarize_failure(row: Measurement) -> str:
 
 
 def describe_failures(rows: Iterable[Measurement]) -> list[str]:
-    """Explain why rows have no rate, with one line for each pair of kernel and status: the first such row, the number
-    of others, and why the first row failed.
+    """Explain why rows have no rate, with one line for each kernel and reason: the first such row, the number of
+    others, and why the first row failed. Reasons that differ only in numbers share one line.
     """
-    failures = group_pairs(((row.kernel, row.status), row) for row in rows if not row.ok)
+    failures = group_pairs(
+        ((row.kernel, re.sub(r"\d+", "", summarize_failure(row))), row) for row in rows if not row.ok
+    )
     return [
         f"{format_row_label(first)}{f' and {len(others)} more' if others else ''}: {summarize_failure(first)}"
         for first, *others in failures.values()
@@ -345,8 +350,11 @@ def make_device_record(row: Measurement) -> dict[str, Any]:
     ``device_speed`` is the speed of this device divided by the speed of the first device (see compute_device_speeds).
     It is None if this ratio is unknown.
     """
-    speed = row.device_speed and round_to_six_digits(row.device_speed)
-    return {} if row.device_index is None else {"device": row.device_index, "device_speed": speed}
+    return (
+        {}
+        if row.device_index is None
+        else {"device": row.device_index, "device_speed": row.device_speed and round_to_six_digits(row.device_speed)}
+    )
 
 
 def make_device_columns(rows: Sequence[Measurement]) -> list[Column[Measurement]]:

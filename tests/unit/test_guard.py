@@ -359,8 +359,8 @@ def test_a_baseline_whose_interval_is_unknown_is_refused_with_any_tolerance(guar
     monkeypatch.setattr(SimulatedBackend, "burst_traits", unknown)
     code, _, err = guard("--update")
     assert code == 1
-    (line,) = [line for line in err.splitlines() if "no baseline was written: the interval of " in line]
-    assert "is unknown; measure while nothing else runs" in line
+    (line,) = [line for line in err.splitlines() if "no baseline was written: the rounds of " in line]
+    assert "so much that the interval of their combined rate is unknown; measure while nothing else runs" in line
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
 
 

@@ -95,6 +95,14 @@ def test_an_equal_card_reproduces_a_log_and_show_says_the_same(run, sweep):
     assert plan.options.claims[0].step == read_run_log("sweep.jsonl").measurements[0].key
 
 
+def test_a_page_shows_the_judged_rate_and_not_the_fastest_round(run, sweep):
+    reproduced(run, sweep())
+    assert run("report", "here.jsonl", "--output", "page.html")[0] == 0
+    page = Path("page.html").read_text()
+    assert "reproduced: burst, bfloat16, 8192x8192x8192 by simulated.mm" in page
+    assert "best matmul" not in page
+
+
 @pytest.mark.parametrize(("share", "code", "verdict"), [(0.97, 3, "slower by more than 2 %"), (1.03, 0, "faster")])
 def test_a_card_that_is_3_percent_off_is_found(run, sweep, world, share, code, verdict):
     sweep()

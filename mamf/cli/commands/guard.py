@@ -295,7 +295,8 @@ class _GuardSession(Session):
         noisy_count = sum(half_width > self.options.tolerance for half_width, _ in pairs)
         if math.isinf(widest):
             self._refuse_baseline(
-                f"the interval of {row.kernel} {row.shape} is unknown; measure while nothing else runs on the machine"
+                f"the rounds of {row.kernel} {row.shape} differ so much that the interval of their combined rate is "
+                "unknown; measure while nothing else runs on the machine"
             )
         elif noisy_count:
             self._refuse_baseline(

@@ -53,14 +53,14 @@ class ProgressBar(AbstractContextManager["ProgressBar"]):
             f" of {tqdm.format_interval(budget_seconds)}"
             if budget_seconds is not None
             else "<{remaining}"
-            if is_steady
+            if is_steady and row_count is not None
             else ""
         )
-        count_and_time = "" if row_count is None else f"/{{total_fmt}} [{{elapsed}}{time_limit}]"
         self._bar: tqdm[Any] = tqdm(
             total=row_count,
             # A narrow terminal cuts off the end of the line, so print the best row before what the run is doing now.
-            bar_format=f"{{n_fmt}}{count_and_time}{{postfix}}  {{desc}}",
+            bar_format=f"{{n_fmt}}{'' if row_count is None else '/{total_fmt}'}"
+            f" [{{elapsed}}{time_limit}]{{postfix}}  {{desc}}",
             file=sys.stderr,
             disable=None,
             leave=False,

@@ -389,7 +389,7 @@ def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables
 
 def test_a_warning_clears_the_progress_line_which_then_appears_below_it(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    with ProgressBar(None) as progress:  # without a count, the line shows no time
+    with ProgressBar(None) as progress:
         progress.show_phase("warming up")
         warn("the card is hot")
         *_, line, blanks, warning, line_below = sys.stderr.getvalue().split("\r")
@@ -403,6 +403,9 @@ def test_the_line_shows_the_budget_of_a_run_that_has_one(monkeypatch):
     with ProgressBar(79, budget_seconds=60.0) as progress:
         progress.show_phase("measuring")
     assert "0/79 [00:00 of 01:00]" in sys.stderr.getvalue()
+    with ProgressBar(None, budget_seconds=60.0) as progress:
+        progress.show_phase("searching")
+    assert "0 [00:00 of 01:00]  searching" in sys.stderr.getvalue()
 
 
 def test_the_line_shows_no_remaining_time_if_rows_differ_in_length(monkeypatch):
@@ -419,7 +422,7 @@ def test_the_line_says_which_step_is_prepared_and_then_shows_the_phase_again(mon
         progress.show_phase("burst: a coarse grid")
         progress.show_step("8x8x8 torch.mm", False)
         progress.show_step("8x8x8 torch.mm", True)
-        lines = [line.removeprefix("0  ").strip() for line in sys.stderr.getvalue().split("\r")]
+        lines = [line.removeprefix("0 [00:00]  ").strip() for line in sys.stderr.getvalue().split("\r")]
     assert lines[-3:] == ["burst: a coarse grid", "preparing 8x8x8 torch.mm", "burst: a coarse grid"]
     assert heard == ["burst: a coarse grid", "preparing 8x8x8 torch.mm", "measuring 8x8x8 torch.mm"]
 
@@ -430,7 +433,7 @@ def test_the_progress_of_a_verification_counts_wrong_results_in_place_of_the_bes
     with ProgressBar(None, shows_best_rows=False) as progress:
         progress.add_row(wrong)
         progress.show_phase("next problem")
-    assert "1, 1 wrong  next problem" in sys.stderr.getvalue()
+    assert "1 [00:00], 1 wrong  next problem" in sys.stderr.getvalue()
 
 
 @pytest.mark.parametrize(("typed", "follows"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])

@@ -217,7 +217,7 @@ class Plan:
     """All parameters of a run, stored in its log so that the run can be resumed. Raises UsageError for invalid values.
 
     - ``kernels``: the names by which the user requested kernels; ``package.module:Class`` for an unregistered kernel.
-    - ``precision``: mamf measures a row until half the width of its 95 % interval is at most this share of the rate.
+    - ``precision``: mamf measures a row until half the width of its 95 % interval is at most this share of its time.
     - ``seconds``: the time limit per row (None: the regime's default). ``budget_seconds``: the time limit of the run.
     - ``flush``: whether to evict the operands from the cache between launches in the regime burst.
     - ``clock``: for which rows mamf measures the true clock of the compute units, one of CLOCK_CHOICES.

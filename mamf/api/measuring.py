@@ -10,7 +10,7 @@ calls share these options; the first four take one value or several:
 - ``regime``: the kind of load on the device: ``burst`` (the default), ``sustained`` or, for matmul only, ``classic``.
 - ``backend``: a name that ``mamf backends`` lists, ``auto`` for the first accelerator, or an open backend. ``device``:
   the index of the device.
-- ``precision``: mamf measures a row until half the width of its 95 % interval is at most this share of the rate.
+- ``precision``: mamf measures a row until half the width of its 95 % interval is at most this share of its time.
 - ``clock``: the rows for which mamf also measures the clock of the compute units: ``best`` (the default) for each row
   that is faster than all earlier rows, ``all`` or ``none``. Measuring the clock takes additional launches.
 - ``budget_seconds``: the time limit of the whole call. The first row is always measured. The summary in the log says

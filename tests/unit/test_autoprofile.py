@@ -19,6 +19,7 @@ from mamf.profiling.log import write_profile
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.testing import SimulatedBackend
 
+MODEL = "mamf"  # the stub profiles without --title
 ASKED = ["autoprofile", "--output-folder", "out"]
 PROFILE = Profile(
     seconds=0.1,
@@ -76,7 +77,7 @@ def test_one_command_fills_a_folder(filled):
     assert {path.name for path in filled.iterdir()} == {*logs, SUMMARY_FILE_NAME}
     text = text_of(filled)
     assert text.startswith("# Simulated H100: what it can do, and what kernels reach\n")
-    assert [title for title in HEADING_BY_LOG_FILE.values() if f"## {title}\n" not in text] == []
+    assert [each for each in HEADING_BY_LOG_FILE.values() if f"## {each.format(model=MODEL)}\n" not in text] == []
     assert [name for name in logs if f"`mamf show` [{name}]({name})" not in text] == []
     assert "not measured: mamf reads hardware counters with NVIDIA's ncu, which does not support" in text
     assert "| matmul | " in text

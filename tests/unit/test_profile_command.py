@@ -385,6 +385,14 @@ def test_log_trace_and_report_are_there_before_the_script_goes_on(script, tmp_pa
     assert "Profile" not in last
 
 
+def test_a_title_names_the_steps_in_the_report_and_in_the_log(script, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main([*SHORTLY, "--title", "a tiny model", "--output", "step.jsonl", script(TINY)]) == 0
+    assert "a tiny model on the CPU: 1 step of" in capsys.readouterr().out
+    assert main(["show", "step.jsonl"]) == 0
+    assert "a tiny model on the CPU: 1 step of" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("end", ["", "except SystemExit: steps(4)", "finally: 1 / 0", "except BaseException: exit(3)"])
 def test_stop_ends_the_script_with_code_0(script, capsys, end):
     text = TINY.replace("for _ in range(3):", "def steps(count):\n  for _ in range(count):")

@@ -50,7 +50,7 @@ HEADING_BY_LOG_FILE = {
     "bandwidth.jsonl": "How fast its memory is",
     "kernels.jsonl": "What attention reaches",
     "counters.jsonl": "What bounds the best kernels",
-    "step.jsonl": "Where a training step of GPT-2 small (on a CPU: two layers, 64 tokens) spends its time",
+    "step.jsonl": "Where a training step ({model}) spends its time",
 }
 #: The maximum number of rows, and the maximum width in characters, of each table in SUMMARY.md.
 _MAX_SUMMARY_TABLE_ROWS, _MAX_SUMMARY_TABLE_WIDTH = 10, 75
@@ -228,16 +228,17 @@ class AutoprofileCommands:
         ]
 
     def _make_model_step_arguments(self) -> list[str]:
-        """Return the arguments for Python to run training steps of GPT-2 small or, on a CPU, of a model with two
-        layers.
-        """
-        size_options = (
-            ["--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
+        """Return the arguments for ``mamf profile`` to run training steps of GPT-2 small, on a CPU with two layers."""
+        title, *size_options = (
+            ["GPT-2 small, 8 x 1024 tokens", "--shape", "b8s1024", "--set", "phase=step", "--launches", "10"]
             if self.backend.is_accelerator
-            else ["--shape", "b1s64", "--set", "layers=2", "phase=step", "--launches", "2"]
+            else [
+                *("GPT-2 small with two layers, 64 tokens", "--shape", "b1s64"),
+                *("--set", "layers=2", "phase=step", "--launches", "2"),
+            ]
         )
         return [
-            *("-m", "mamf", "run", "torch[sdpa]", "--operation", "model", "--no-verify"),
+            *("--title", title, "-m", "mamf", "run", "torch[sdpa]", "--operation", "model", "--no-verify"),
             *("--backend", self._backend_name, "--device", str(self.backend.index)),
             *(["--dtype", self.dtype] if self.dtype else []),
             *size_options,
@@ -259,11 +260,14 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
     run_logs = [folder / name for name in HEADING_BY_LOG_FILE if name != "step.jsonl" and (folder / name).exists()]
     header = read_run_log(run_logs[0]).header if run_logs else None
     step_log = folder / "step.jsonl"
-    step_profile = read_profile_or_none(step_log) if step_log.exists() and not header else None
+    step_profile = read_profile_or_none(step_log) if step_log.exists() else None
     device_name = header["device"]["name"] if header else step_profile[1].device if step_profile else "This device"
-    sections = [f"# {escape_markdown(device_name)}: what it can do, and what kernels reach"]
-    sections += [escape_markdown(describe_machine(header))] if header else []
-    for name, title in HEADING_BY_LOG_FILE.items():
+    sections = [
+        f"# {escape_markdown(device_name)}: what it can do, and what kernels reach",
+        *([escape_markdown(describe_machine(header))] if header else []),
+    ]
+    for name, heading in HEADING_BY_LOG_FILE.items():
+        title = heading.format(model=step_profile[0] if step_profile else "GPT-2 small")
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             blocks: list[Block] = [

@@ -112,6 +112,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="report on an existing Chrome trace (.json, .json.gz) or list of kernel launches (.csv) instead of "
         "running SCRIPT",
     )
+    parser.add_argument(
+        "--title",
+        metavar="TEXT",
+        help="what the steps train, for the report, such as 'GPT-2, 8 x 1024 tokens' (default: the name of the file)",
+    )
     add_shared_options(
         parser, "--output", help="run log to write; with --ranks all, the folder for the logs (default: none)"
     )
@@ -264,16 +269,16 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
 
 def _write_and_print_profile(options: argparse.Namespace, program_name: str, profile: Profile) -> None:
     """Write the profile to the log of --output, if given. Also print its report, unless torchrun started this
-    process as a rank above 0. ``program_name``: the file name of the script or trace.
+    process as a rank above 0. ``program_name``: what the report calls the steps without --title.
     """
     from mamf.profiling.log import get_rank, make_profile_document, write_profile
 
     if options.output:
-        path = write_profile(options.output, options.command_line, program_name, profile)
+        path = write_profile(options.output, options.command_line, options.title or program_name, profile)
         if path != options.output:
             warn(f"another program created {options.output} meanwhile: the profile is in {path}")
     if not get_rank():
-        print_document(options, make_profile_document(program_name, profile, options.top))
+        print_document(options, make_profile_document(options.title or program_name, profile, options.top))
         if options.ranks == "all":
             print_line(f"to show all ranks, run 'mamf show {options.output.parent}'", choose_note_stream(options))
         get_report_stream().flush()

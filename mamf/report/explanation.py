@@ -34,8 +34,8 @@ from mamf.statistics import Interval
 NORMAL_DATA, ZERO_DATA = "normal", "zeros"
 #: Causes that the waterfall states if random operands ("real data") were not measurably slower than zeros.
 NO_LOSS_CAUSE = "real data made the kernel no slower, within the noise"
-NOISE_CAUSE = "measurements are too noisy to tell how much slower real data make the kernel: measure again"
-LOAD_NOISE_CAUSE = "measurements are too noisy to tell how much slower the device is under load: measure again"
+NOISE_CAUSE = "measurements are too noisy to tell how real data change the rate: measure again"
+LOAD_NOISE_CAUSE = "measurements are too noisy to tell how load changes the rate: measure again"
 #: The values of the operands never change the rate of a kernel by more than this factor, so a larger ratio is noise.
 _MAX_DATA_EFFECT_FACTOR = 2.0
 #: Reports say that a device is at its power limit if its power is at least this share of the limit.

@@ -26,6 +26,7 @@ from mamf.report.document import (
     describe_counted_work,
     describe_machine,
     describe_run_end,
+    format_count,
     format_percent,
     label_kernel,
     make_rate_column,
@@ -335,6 +336,7 @@ def make_kernels_document(
     header, operation = shares.header, find_operation_name(rows, shares.header)
     # If a run was interrupted, some kernels may have no row of the last shapes, so the best kernel is unknown.
     best = find_best_kernels(rows, max(2, len(header["plan"].get("kernels", ()))))
+    unranked_count = len(group_rows([row for row in rows if row.ok], has_group_per_shape=True)) - len(best)
     shown = [row for group in group_rows(rows).values() for row in group]
     has_process_memory = "converted_from" in header and any(row.peak_memory_bytes is not None for row in shown)
     head = [
@@ -354,15 +356,29 @@ def make_kernels_document(
         answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
     for regime in dict.fromkeys(row.regime for row in rows):
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
-    end = describe_run_end(summary, left_noun="measurement" if confirmed_ceilings is None else "ceiling")
     blocks: list[Block] = [
         Lines(head),
         *([make_ceiling_table(list(confirmed_ceilings.values()), header)] if confirmed_ceilings else []),
         *([make_best_kernel_table(best, shares, top)] if best else []),
-        Lines([describe_best_kernel_counts(best)] if len(best) > 1 else []),
+        Lines(
+            [
+                *([describe_best_kernel_counts(best)] if len(best) > 1 else []),
+                *(
+                    [f"not all kernels were measured on {format_count(unranked_count, 'other shape')}"]
+                    if best and unranked_count and confirmed_ceilings is None
+                    else []
+                ),
+            ]
+        ),
         *make_group_tables(rows, shares, top, baseline),
         *yield_step_part_blocks(rows),
-        Answer([*answers, *([] if answers or with_ceiling else [f"no row of {operation} was measured"]), end]),
+        Answer(
+            [
+                *answers,
+                *([] if answers or with_ceiling else [f"no row of {operation} was measured"]),
+                describe_run_end(summary, left_noun="measurement" if confirmed_ceilings is None else "ceiling"),
+            ]
+        ),
     ]
     return Document(
         f"{operation} on {header['device']['name']}", blocks, {"header": header, "summary": summary}, "measurements"

@@ -313,7 +313,7 @@ def test_launchers_tell_a_rank_its_place():
     ("arguments", "told"),
     [
         (["--formt", "json"], "did you mean --format"),
-        (["--from", "nowhere"], "nowhere has no logs of 'mamf node'"),
+        (["--from", "nowhere"], "nowhere does not exist: give a folder that 'mamf node' wrote"),
         (["--backend", "simulated", "--devices", "7"], "simulated has only 4 devices, and no device 7"),
         (
             ["--backend", "simulated", "--devices", "ranks"],

@@ -99,6 +99,9 @@ def test_the_best_kernel_of_each_shape_is_named(both):
     assert find_best_kernels(both[:2]) == []  # one kernel alone
     interrupted = {**HEADER, "plan": {**HEADER["plan"], "kernels": ["simulated.mm", "faster", "not measured yet"]}}
     assert "best kernel per shape" not in render("table", both, interrupted, None)
+    begun = [*both, replace(both[0], shape=MatmulShape(64, 64, 64))]
+    assert "not all kernels were measured on 1 other shape" in render("table", begun, HEADER, None)
+    assert "not all kernels were measured" not in render("table", both, HEADER, None)
     tied = make_best_kernel_table(find_best_kernels([both[0], replace(both[0], kernel="same")]), shares, None)
     assert [record["ahead"] for record in tied.make_records()] == [None]
     assert [column.format_cell(tied.rows[0]) for column in tied.columns if column.title == "ahead %"] == ["tied"]

@@ -177,9 +177,9 @@ def make_find_chart(
         lines = tuple(Line(PHASE_NAMES.get(phase, phase), tuple(points)) for phase, points in phases.items())
         panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
     answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in confirmed.items())
-    notes = tuple(
+    notes = [
         f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in confirmed.items()
-    )
+    ]
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     return Chart(
         title,
@@ -187,7 +187,14 @@ def make_find_chart(
         Axis("measurement, in the order taken", is_shared=False),
         (tuple(panels),),
         False,
-        notes=notes,
+        notes=(
+            *notes,
+            *(
+                ["a ceiling is the median of its confirming measurements, so single measurements can exceed it"]
+                if notes
+                else []
+            ),
+        ),
     )
 
 

@@ -27,6 +27,7 @@ from mamf.report.document import (
     describe_machine,
     describe_run_end,
     format_count,
+    format_four_digits,
     format_percent,
     label_kernel,
     make_rate_column,
@@ -273,7 +274,7 @@ def _make_step_part_columns(name: str, phases: Sequence[str]) -> list[Column[tup
         return 1e3 * math.hypot(*(row.seconds * row.relative_half_width for row in rows))
 
     return [
-        Column(f"{name}_ms", f"{name} ms", compute_milliseconds, "{:.4g}".format),
+        Column(f"{name}_ms", f"{name} ms", compute_milliseconds, format_four_digits),
         Column(
             f"{name}_half_width_ms",
             "+-ms",

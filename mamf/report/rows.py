@@ -162,7 +162,7 @@ def make_time_columns() -> list[Column[Measurement]]:
             f"{name}_ms",
             title,
             lambda row: 1e3 * seconds if row.summary and (seconds := read_seconds(row)) is not None else None,
-            lambda ms: f"{ms:.4g}",
+            format_four_digits,
             3,
         )
 

@@ -147,7 +147,7 @@ class CommandParser(argparse.ArgumentParser):
             suggestion = f" (did you mean {similar_options[0]}?)" if similar_options else "; --help lists all options"
             if not name.startswith("-"):
                 hint = (
-                    f"write --name {unknown[0]}, or see --help"
+                    f"write --name {unknown[0]!r}, or see --help"
                     if "--name" in known_options
                     else "--help shows how many values each option takes"
                 )

@@ -123,7 +123,7 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
                 os.ftruncate(self._descriptor, size)
             # The message names the file without its folder, because the log's summary stores the message.
             raise RunLogWriteError(
-                f"cannot write the log {self.path.name}: {error.strerror}; it contains all rows measured so far"
+                f"cannot write the log {self.path.name}: {error.strerror}; it contains all earlier rows"
             ) from None
         # Warn only after the write. A filter may turn the warning into an exception, which must not prevent the write.
         if change:

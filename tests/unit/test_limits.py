@@ -90,7 +90,7 @@ MANY = list(map(str, range(1, 101)))
         ),
         (["attention", "--graph"], "--graph is an option of decode, not of attention"),
         ([*SWEEP, "--output", "/proc/run.jsonl"], "cannot write /proc/run.jsonl: No such file or directory"),
-        (["peak", "H100"], "unexpected argument 'H100': write --name H100, or see --help"),
+        (["peak", "H100"], "unexpected argument 'H100': write --name 'H100', or see --help"),
         (["peak", "--name", "nosuch"], "no known name is similar; mamf/device_names.csv lists the names"),
         (["results"], "'mamf results' needs an action: check, submit, table or site"),
         (["show", "."], "run 'mamf report .', which makes a page of all its logs"),

@@ -131,6 +131,13 @@ def test_a_kernel_that_gives_wrong_results_fails(guard, monkeypatch):
     assert [error.get("message").partition(":")[0] for error in errors] == ["wrong_result"] * 2
 
 
+def test_an_update_that_the_budget_ends_writes_no_baseline_and_exits_with_1(guard):
+    before = (guard.folder / "baseline.jsonl").read_bytes()
+    code, _, err = guard("--update", "--budget", "1s")
+    assert (code, "no baseline was written: the run is not complete" in err) == (1, True)
+    assert (guard.folder / "baseline.jsonl").read_bytes() == before
+
+
 def test_a_budget_that_ends_it_is_no_pass_and_the_rest_is_resumed(guard, monkeypatch):
     slower(monkeypatch)
     code, out, _ = guard("--budget", "1.5s", "--output", "cut.jsonl")

@@ -283,10 +283,7 @@ class _GuardSession(Session):
 
         baseline, pairs = self.options.baseline, list_half_widths_and_rows(log)
         if log.tier != "complete":
-            warn(
-                "the run is not complete, so no baseline was written: continue the run with --update --resume "
-                f"{log.path}"
-            )
+            self._refuse_baseline(f"the run is not complete: continue it with --update --resume {log.path}")
             return
         if not pairs:
             self._refuse_baseline("no row has a rate")

@@ -40,9 +40,10 @@ from mamf.operations.unknown import get_operation
 from mamf.plans import CEILING_REGIMES, FIND, Plan
 from mamf.plugins.discovery import choose_kernels
 
-#: How long one search for ceilings takes, in seconds, by the number of regimes that it measures: 1 (burst only) or 2
-#: (burst and sustained).
-_SEARCH_SECONDS_BY_REGIME_COUNT = {1: 12.0, 2: 57.0}
+#: How long one search for ceilings takes, in seconds, by two keys: whether the device is an accelerator, and the number
+#: of regimes that the search measures: 1 (burst only) or 2 (burst and sustained). On a CPU, a search for 12 s finds a
+#: burst ceiling that is 20 % too low.
+_SEARCH_SECONDS = {(True, 1): 12.0, (True, 2): 57.0, (False, 1): 36.0, (False, 2): 114.0}
 #: The minimum size of the array that mamf reads to find the read bandwidth of an accelerator. On an H200 in the burst
 #: regime, reading 4 GiB reaches 99.2 % of the rate of reading 16 GiB, but reading 1 GiB reaches only 96.6 %. And the
 #: maximum size on a CPU, where filling and checking 8 GiB takes 40 s.
@@ -141,7 +142,7 @@ def add_ceiling_searches(plan: Plan, backend: Backend) -> Plan:
             problem,
             [kernel_name],
             regimes=regimes,
-            budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],
+            budget_seconds=_SEARCH_SECONDS[backend.is_accelerator, len(regimes)],
         )
         searches.append(search)
     if get_operation(plan.operation).shows_bandwidth_shares:
@@ -180,7 +181,7 @@ def _plan_bandwidth_search(backend: Backend, regimes: tuple[str, ...]) -> Plan:
         shapes[:1] or operation.choose_default_shapes(backend)[-1:],
         regimes,
         FIND,
-        budget_seconds=_SEARCH_SECONDS_BY_REGIME_COUNT[len(regimes)],
+        budget_seconds=_SEARCH_SECONDS[backend.is_accelerator, len(regimes)],
     )
 
 
@@ -197,14 +198,14 @@ def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan])
     ]
 
 
-def warn_of_short_budgets(searches: Iterable[Plan]) -> None:
+def warn_of_short_budgets(searches: Iterable[Plan], backend: Backend) -> None:
     """Warn that the budget leaves some searches less than their usual time, so their ceilings may be too low.
 
     Print one warning for all searches that get the same time.
     """
     pairs = (((each.budget_seconds, len(each.regimes)), f"the {get_ceiling_name(each)} ceiling") for each in searches)
     for (seconds, regime_count), names in group_pairs(pairs).items():
-        full_seconds = _SEARCH_SECONDS_BY_REGIME_COUNT[regime_count]
+        full_seconds = _SEARCH_SECONDS[backend.is_accelerator, regime_count]
         if seconds and seconds < full_seconds:
             warn(
                 f"--budget leaves only {seconds:.3g} of the usual {full_seconds:.0f} s for {' and '.join(names)}: a "

@@ -182,7 +182,7 @@ class _AttentionSession(Session):
         from mamf.logs.records import make_ceiling_record
 
         searches = self._list_searches_for_missing_ceilings()
-        warn_of_short_budgets(searches)
+        warn_of_short_budgets(searches, self.backend)
         return CeilingSharesStrategy(
             setup,
             self.ceilings,

@@ -27,7 +27,6 @@ from mamf.plans import (
     FIND,
     MATMUL,
     QUICK_BUDGET_SECONDS,
-    SUSTAINED,
     Plan,
 )
 
@@ -174,7 +173,7 @@ def plan_search(
 
     - ``kernel_names``: by default, the kernels that ``choose_search_kernels`` chooses.
     - ``budget_seconds``: by default 57. In a quick search, by default 13.2, plus 4 for each kernel that must be
-      compiled. On a CPU, the default is longer if ``regimes`` contains the sustained regime.
+      compiled. On a CPU, the default is longer.
     - ``scouts``: the number of shapes to measure on the coarse grid.
 
     Raises what ``choose_working_kernels`` raises, and UsageError if the budget is too short.
@@ -187,7 +186,7 @@ def plan_search(
             if is_quick
             else DEFAULT_BUDGET_SECONDS
         )
-        if SUSTAINED in regimes and not backend.is_accelerator:
+        if not backend.is_accelerator:
             budget_seconds *= CPU_QUICK_BUDGET_FACTOR if is_quick else CPU_BUDGET_FACTOR
     scouts = scouts or (_QUICK_GRID_SHAPE_COUNT if is_quick else SearchOptions.scouts)
     require_seconds("budget_seconds", budget_seconds)

@@ -357,10 +357,17 @@ def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, note
     name, share = shares.find_limiting_share(row) if get_operation(row.operation).shows_ceiling_shares else ("", 0.0)
     if not 0 < share <= MAX_SHARE_OF_CEILING:
         return None
-    rest = [note for note in notes if note and note != shares.describe_share(row)]
+    rest, ceiling = (
+        [each for each in notes if each and each != shares.describe_share(row)],
+        shares.find_ceiling_tflops(row),
+    )
     return Fact(
         f"{name} of the best {row.operation}, {title}",
         format_percent(share),
         "%",
-        [", ".join([format_rate(row.best_rate, row.work.unit), *rest[:1]]), *rest[1:]],
+        [
+            ", ".join([format_rate(row.best_rate, row.work.unit), *rest[:1]]),
+            *([f"share of {format_rate(ceiling, 'TFLOPS')}"] if name == "MAMFU" and ceiling else []),
+            *rest[1:],
+        ],
     )

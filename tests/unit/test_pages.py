@@ -66,6 +66,8 @@ def test_a_share_that_no_card_can_reach_is_not_in_large_type(times, is_credible)
     for texts in ([note for figure in source.headline_figures for note in figure.notes], answer):
         assert any("% of the ceiling (MAMFU)" in text for text in texts) == is_credible
         assert any("so the ceiling is wrong" in text for text in texts) != is_credible
+    facts = [note for fact in source.headline_facts for note in fact.notes]
+    assert any(note == "share of 848.3 TFLOPS" for note in facts) == is_credible
 
 
 def kind_logs():

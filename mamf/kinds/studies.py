@@ -99,8 +99,8 @@ class GuardKind(RunKind):
 #: than this.
 _MIN_OVERLAP_ROW_SECONDS = 1.0
 #: mamf measures a matmul, other work, and both at once: three rows. Before each row it loads the device for up to the
-#: time of a row. So the measurement of a pair takes up to this many times as long as one row.
-_OVERLAP_ROWS_PER_PAIR = 6
+#: time of a row. With the preparation of the operands, a pair takes about this many times as long as one row.
+_OVERLAP_ROWS_PER_PAIR = 7
 
 
 class OverlapKind(RunKind):

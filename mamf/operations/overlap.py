@@ -224,7 +224,7 @@ class OverlapOperation(ByteSizedOperation[OverlapProblem, OverlapShape]):
     def choose_default_shapes(self, backend: Backend) -> Sequence[OverlapShape]:
         if not backend.is_accelerator:
             # Shorter launches are slow if they run alone on a CPU, because its threads sleep between them.
-            return (OverlapShape(1024, 1024, 1024, 64 * MIB),)
+            return (OverlapShape(512, 512, 512, 16 * MIB),)
         # Matmuls as in training (8192 rows) and in decoding (16 rows), each with 64 MiB and with 1 GiB of other work.
         return [OverlapShape(m, 8192, 8192, size * MIB) for m in (8192, 16) for size in (64, 1024)]
 

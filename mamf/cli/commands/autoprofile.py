@@ -267,7 +267,7 @@ def make_summary_markdown(folder: Path, skip_reasons: Mapping[str, str]) -> str:
         *([escape_markdown(describe_machine(header))] if header else []),
     ]
     for name, heading in HEADING_BY_LOG_FILE.items():
-        title = heading.format(model=step_profile[0] if step_profile else "GPT-2 small")
+        title = heading.format(model=escape_markdown(step_profile[0]) if step_profile else "GPT-2 small")
         if (folder / name).exists():
             picture = Path(name).with_suffix(".png")
             blocks: list[Block] = [

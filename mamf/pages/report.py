@@ -109,10 +109,13 @@ def _make_node_page(path: Path) -> Page:
 def _make_ranks_page(path: Path) -> Page:
     ranks = read_rank_logs(path)
     document = make_ranks_document(ranks, len(find_rank_logs(path)))
-    answer = next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts)
     sources = [make_profile_content(get_rank_log_path(path, rank), *read) for rank, read in ranks.items()]
     sections = [_join_sections(f"{source.name}: {source.title}", source.sections) for source in sources]
-    return Page(document.title, verdict=answer, sections=[Section("", document.visible_blocks[:-1]), *sections])
+    return Page(
+        document.title,
+        verdict=next(text for block in document.blocks if isinstance(block, Answer) for text in block.texts),
+        sections=[Section("", document.visible_blocks[:-1]), *sections],
+    )
 
 
 def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
@@ -140,13 +143,16 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
         facts = _choose_highest_facts(sources)
         first = f", the first {MAX_HEADLINE_FIGURES} of {len(facts)}" if len(facts) > MAX_HEADLINE_FIGURES else ""
         intro_lines = [f"the highest figure of each kind{first}, ceilings first:"]
+    cards = {source.log.header["device"].get("uuid_hash") for source in sources if isinstance(source.log, RunLog)} - {
+        None
+    }
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
     runs = f"{len(sources) + len(pages)} runs side by side"
     if len(sources) == 2 and not compared:
         runs = " and ".join(source.title.partition(": ")[2] or source.title for source in sources)
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
-        intro_lines,
+        [*intro_lines, *(["the logs are from different cards"] if len(cards) > 1 and not answers else [])],
         facts[:MAX_HEADLINE_FIGURES],
         verdict=answers[0] if answers else "",
         sections=sections,

@@ -93,6 +93,9 @@ def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     assert two.verdict.startswith("2 rows: ")
     assert [section.is_open for section in two.sections] == [True, True, False, False]
     unlike = make_report_page([finds[0], FIND, FIND])
+    assert "the logs are from different cards" not in unlike.intro_lines
+    other_card = make_report_page([FIND, H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
+    assert "the logs are from different cards" in other_card.intro_lines
     assert [section.heading for section in unlike.sections][:1] == ["Side by side"]
     assert "cannot be compared: " in render_page(make_report_page([FIND, finds[0]]))
     h100 = H200.parent / "nvidia-h100-80gb-hbm3" / "find-bfloat16-burst-sustained-20261121-070105.jsonl"

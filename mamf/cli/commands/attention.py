@@ -80,8 +80,8 @@ def add_options(parser: CommandParser) -> None:
     group.add_argument(
         "--baseline",
         metavar="KERNEL",
-        help="kernel that the report compares the other kernels with (default: eager, or the slowest kernel if eager "
-        "is not measured)",
+        help="kernel to which speed-ups are relative; if the run has several shapes or directions, add --top all to "
+        "see the speed-ups (default: eager, or the slowest kernel if eager is not measured)",
     )
     add_device_options(parser)
     add_multi_device_options(parser)

@@ -143,16 +143,17 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
         facts = _choose_highest_facts(sources)
         first = f", the first {MAX_HEADLINE_FIGURES} of {len(facts)}" if len(facts) > MAX_HEADLINE_FIGURES else ""
         intro_lines = [f"the highest figure of each kind{first}, ceilings first:"]
-    cards = {source.log.header["device"].get("uuid_hash") for source in sources if isinstance(source.log, RunLog)} - {
-        None
-    }
+    cards = [source.log.header["device"].get("uuid_hash") for source in sources if isinstance(source.log, RunLog)]
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
     runs = f"{len(sources) + len(pages)} runs side by side"
     if len(sources) == 2 and not compared:
         runs = " and ".join(source.title.partition(": ")[2] or source.title for source in sources)
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
-        [*intro_lines, *(["the logs are from different cards"] if len(cards) > 1 and not answers else [])],
+        [
+            *intro_lines,
+            *(["the logs are from different cards"] if len(set(filter(None, cards))) > 1 and not answers else []),
+        ],
         facts[:MAX_HEADLINE_FIGURES],
         verdict=answers[0] if answers else "",
         sections=sections,

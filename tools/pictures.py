@@ -51,7 +51,11 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
 
     def chart() -> Picture:
         roofs = build_roofs_from_logs([read(ceiling)])
-        points = [point for log in map(read, rows) for point in select_roofline_points(log.measurements, roofs)]
+        points = [
+            point
+            for log in map(read, rows)
+            for point in select_roofline_points(log.measurements, roofs, log.matmul_ceilings)
+        ]
         return make_roofline_chart(roofs, points, read(ceiling).header)
 
     return chart

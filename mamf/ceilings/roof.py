@@ -105,6 +105,8 @@ class RooflinePoint:
     - ``roof_rate``: the highest possible rate in the unit of the row's rate; None if it is unknown.
     - ``bound``: what limits the work, ``compute`` or ``bandwidth``; None if the roof is unknown.
     - ``layer_name``: the name of a group of rows, such as a layer of a model.
+    - ``has_drifted``: whether the speed of the device changed so much between the ceiling of the row's run and the row
+      that the row is not comparable with others (``has_card_drifted``).
     """
 
     name: str
@@ -114,6 +116,7 @@ class RooflinePoint:
     roof_rate: float | None
     bound: str | None
     layer_name: str = ""
+    has_drifted: bool = False
 
     @property
     def roof_share(self) -> float | None:

@@ -247,7 +247,7 @@ def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:
         for log in logs
         if log.plan.kind != FIND
         and (log.header["device"]["name"], log.header["device"]["uuid_hash"]) == (roofs.device, roofs.uuid_hash)
-        for point in select_roofline_points(log.measurements, roofs)
+        for point in select_roofline_points(log.measurements, roofs, log.matmul_ceilings)
     ]
     return [
         make_roofline_chart(roofs, points, ceiling_logs[0].header),

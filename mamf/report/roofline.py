@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, Ceiling, has_card_drifted
+from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, Ceiling, Ceilings, has_card_drifted
 from mamf.ceilings.roof import MEMORY_LEVEL, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RooflinePoint, Roofs, make_roofline_point
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
@@ -61,13 +61,22 @@ class NamedCeiling(NamedTuple):
     ceiling: Ceiling
 
 
-def select_roofline_points(rows: Iterable[Measurement], roofs: Roofs) -> list[RooflinePoint]:
-    """Return a point of the roofline chart for each measured row. Skip reference rows, which a run repeats to see
-    drift, and rows of a search for ceilings.
+def select_roofline_points(rows: Iterable[Measurement], roofs: Roofs, ceilings: Ceilings) -> list[RooflinePoint]:
+    """Return a point of the roofline chart for each measured row of a run. Skip reference rows, which a run repeats to
+    see drift, and rows of a search for ceilings.
+
+    ``ceilings``: the matmul ceilings in the log of this run. The run measured the matmuls of these ceilings before and
+    after its rows, so they, and not ``roofs``, show whether the speed of the device drifted.
     """
     selected = [row for row in rows if row.ok and not row.is_reference and not row.phase]
     layers = name_layer_weights(row.shape for row in selected if isinstance(row.shape, MatmulShape))
-    return [make_roofline_point(row, roofs, format_row_name(row), layers.get(row.shape, "")) for row in selected]
+    return [
+        replace(
+            make_roofline_point(row, roofs, format_row_name(row), layers.get(row.shape, "")),
+            has_drifted=has_card_drifted(row, ceilings, MAX_COMPARABLE_DRIFT_SHARE),
+        )
+        for row in selected
+    ]
 
 
 def format_row_name(row: Measurement | Ceiling) -> str:
@@ -192,9 +201,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
             f"nearest: {nearest.name} by {nearest.row.kernel}, "
             f"{format_percent(nearest.roof_share or 0.0)} % of the {nearest.bound} roof"
         )
-    if drifted_count := sum(
-        has_card_drifted(point.row, roofs.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for point in known
-    ):
+    if drifted_count := sum(point.has_drifted for point in known):
         yield (
             f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % since the ceiling was "
             f"measured: do not compare the rates of {format_count(drifted_count, 'row')} with others"

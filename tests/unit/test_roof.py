@@ -138,7 +138,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
 
 
 def test_the_table_has_balance_points_and_each_rows_distance():
-    text = render_roofline("table", ROOFS, select_roofline_points(DECODE, ROOFS), "head")
+    text = render_roofline("table", ROOFS, select_roofline_points(DECODE, ROOFS, {}), "head")
     assert "196.4" in text and "113.4" in text  # bfloat16 over memory, over the cache
     assert "near the limit (80 % of the roof and more)" in text and "% of the compute roof" in text.splitlines()[-1]
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
@@ -147,11 +147,13 @@ def test_the_table_has_balance_points_and_each_rows_distance():
 def test_the_table_says_how_many_rows_were_measured_while_the_device_was_slower():
     slowed = replace(DECODE[0], details={"reference_tflops": 0.85 * 862.0})
     warning = "device speed drifted by more than 10 % since the ceiling was measured: do not compare the rates of 1 row"
-    with_drift, without = (
-        " ".join(render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS)).split())
-        for rows in ([slowed, *DECODE[1:]], DECODE)
+    own = ROOFS.matmul_ceilings
+    another_matmul = {key: replace(each, rate=0.85 * each.rate) for key, each in own.items()}
+    with_drift, without, other_than_the_roof = (
+        " ".join(render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS, ceilings)).split())
+        for rows, ceilings in (([slowed, *DECODE[1:]], own), (DECODE, own), ([slowed], another_matmul))
     )
-    assert warning in with_drift and "drifted" not in without
+    assert warning in with_drift and "drifted" not in without + other_than_the_roof
 
 
 def test_the_interval_of_a_slow_memory_has_the_unit_of_its_rate():
@@ -164,15 +166,15 @@ def test_the_interval_of_a_slow_memory_has_the_unit_of_its_rate():
 def test_rows_differ_at_80_columns_by_what_they_do_not_share():
     shape = AttentionShape(1, 16, 16, 1024, 1024, 128, 128)
     rows = [row(AttentionProblem(direction=each), shape, 300.0) for each in ("fwd", "bwd")]
-    text = render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS), "head")
+    text = render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS, {}), "head")
     names = [line.split("  ")[0] for line in text.splitlines() if line.startswith(str(shape))]
     assert sorted(names) == [f"{shape}, bwd", f"{shape}, fwd"]
-    lines = render_roofline("table", ROOFS, select_roofline_points(rows[:1], ROOFS), "head").splitlines()
+    lines = render_roofline("table", ROOFS, select_roofline_points(rows[:1], ROOFS, {}), "head").splitlines()
     assert "fwd" in lines and any(line.startswith(f"{shape}  ") for line in lines)
 
 
 def test_rows_are_told_as_csv_and_json():
-    points = select_roofline_points(DECODE, ROOFS)
+    points = select_roofline_points(DECODE, ROOFS, {})
     header, first, *_ = render_roofline("csv", ROOFS, points).splitlines()
     assert header.startswith("row,kernel,regime,dtype,intensity_flop_per_byte,rate,unit")
     assert first.startswith("512x8192x8192,torch.mm")
@@ -212,7 +214,7 @@ def attention():
 
 
 def test_ceilings_are_lines_and_rows_are_marks():
-    chart = make_roofline_chart(ROOFS, select_roofline_points(DECODE, ROOFS), HEADER)
+    chart = make_roofline_chart(ROOFS, select_roofline_points(DECODE, ROOFS, {}), HEADER)
     assert sorted((line.label.partition(" ")[0], line.is_sustained) for line in chart.lines) == [
         ("", True),  # memory in sustained is as fast as in burst, whose line has a label
         *(
@@ -247,12 +249,12 @@ def test_the_label_of_the_lower_ceiling_of_a_dtype_is_below_its_line():
 def test_a_mark_without_a_roof_in_its_regime_is_hollow():
     roofs = build_roofs([product(1693.0), read(16 * GIB, 4.39)], L2)
     unknown = replace(DECODE[1], regime="sustained")
-    chart = make_roofline_chart(roofs, select_roofline_points([DECODE[0], unknown], roofs), HEADER)
+    chart = make_roofline_chart(roofs, select_roofline_points([DECODE[0], unknown], roofs, {}), HEADER)
     assert [mark.has_roof for mark in chart.markers] == [True, False]
     assert "hollow marks" in chart.notes[0]
     marks = [line for line in draw_figure(chart).axes[0].lines if line.get_linestyle() == "None"]
     assert [mark.get_markerfacecolor() == "white" for mark in marks] == [False, True]
-    known = make_roofline_chart(roofs, select_roofline_points(DECODE, roofs), HEADER)
+    known = make_roofline_chart(roofs, select_roofline_points(DECODE, roofs, {}), HEADER)
     assert "hollow" not in known.notes[0] and "thin" not in known.notes[0]
 
 
@@ -266,7 +268,7 @@ def test_a_slow_memory_is_drawn_in_the_unit_of_its_table():
 def test_labels_touch_neither_one_another_nor_a_mark():
     from matplotlib.text import Annotation, Text
 
-    chart = make_roofline_chart(ROOFS, select_roofline_points([*DECODE, *attention()], ROOFS), HEADER)
+    chart = make_roofline_chart(ROOFS, select_roofline_points([*DECODE, *attention()], ROOFS, {}), HEADER)
     axes = draw_figure(chart).axes[0]
     series = {mark.series for mark in chart.markers}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in series]

@@ -138,7 +138,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     for log in row_logs:
         if not options.anyway:
             require_same_card(log, roofs)
-        points_of_log = select_roofline_points(log.measurements, roofs)
+        points_of_log = select_roofline_points(log.measurements, roofs, log.matmul_ceilings)
         if not points_of_log:
             warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
         roofline_points += points_of_log

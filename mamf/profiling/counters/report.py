@@ -165,7 +165,7 @@ def _make_counter_columns(lines: Sequence[CounterLine]) -> list[Column[CounterLi
         Column(
             "",
             "kernel",
-            lambda line: line.row.kernel if line.is_launch else f"  {shorten_kernel_name(line.counters.name)}",
+            lambda line: line.row.kernel if line.is_launch else f"  - {shorten_kernel_name(line.counters.name)}",
             is_left_aligned=True,
             min_characters=28,
         ),

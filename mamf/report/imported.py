@@ -274,7 +274,8 @@ def _describe_finder_run(run: FinderRun) -> Iterator[str]:
 
 def _describe_finder_end(run: FinderRun) -> Iterator[str]:
     for name, best in run.best.items():
-        yield f"best {name}: {best.tflops[name]:g} TFLOPS @ {best.shape or 'an unknown shape'}"
+        title = f"{name} ({best.label})" if best.label else f"best {name}"
+        yield f"{title}: {best.tflops[name]:g} TFLOPS @ {best.shape or 'an unknown shape'}"
     if run.means:
         yield f"mean of all: {', '.join(f'{name} {value:g}' for name, value in run.means.items())} TFLOPS"
     if run.tried is not None:

@@ -132,6 +132,13 @@ class FunctionalScaledGroupedMm(BaseScaledMatmul[GroupedProblem, GroupedShape], 
     dtypes = ("fp8_rowwise",)
     out_dtypes = ("bfloat16",)
 
+    def explain_unavailability(self, backend: Backend) -> Unavailability | None:
+        if backend.runtime == "host":
+            return Unavailability(
+                f"torch has no {self.torch_name} for {backend.name}", "mamf sweep --operation grouped --kernel loop"
+            )
+        return super().explain_unavailability(backend)
+
     def bind_operands(
         self,
         problem: GroupedProblem,

@@ -9,7 +9,7 @@ from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.batched import BatchedProblem, BatchedShape
 from mamf.operations.batched_kernels import Bmm
 from mamf.operations.grouped import GroupedProblem, GroupedShape
-from mamf.operations.grouped_kernels import GroupedMm, MatmulLoop
+from mamf.operations.grouped_kernels import FunctionalScaledGroupedMm, GroupedMm, MatmulLoop
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS
 from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AnyKernelContract
@@ -146,6 +146,7 @@ class TestScaledGroups(AnyKernelContract):
     @pytest.fixture(autouse=True)
     def simulated(self, monkeypatch):
         monkeypatch.setattr(torch.nn.functional, "scaled_grouped_mm", simulated_scaled_grouped_mm)
+        monkeypatch.setattr(FunctionalScaledGroupedMm, "explain_unavailability", lambda self, backend: None)
 
     @pytest.fixture
     def backend(self):
@@ -180,6 +181,7 @@ class TestScaledGroups(AnyKernelContract):
 
 def test_what_torch_has_not_here_is_a_row_with_its_reason(backend):
     kernel, problem = make_kernel(make_operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
+    assert "torch has no scaled_grouped_mm for cpu" in str(kernel.explain_unavailability(backend))
     pool = backend.make_operand_pool("normal", 0)
     row = measure_row(kernel, problem, FP8_GROUPS, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0))
     assert (row.status, "scaled_grouped_mm" in row.reason) == ("unsupported", True)

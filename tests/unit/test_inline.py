@@ -106,9 +106,19 @@ def test_foreign_text_is_escaped():
 
 def test_no_band_of_an_interval_is_cut_off():
     pytest.importorskip("matplotlib")
-    line = Line("k", (Point(1, 1, 0.9, 1.4), Point(2, 1.1, 1, 1.2)))
-    figure = draw_figure(Chart("t", "", Axis("x"), ((Panel("", (line,)),),)))
-    assert figure.axes[0].get_ylim()[1] > 1.4
+    line = Line("k", (Point(1, 1, 0.6, 1.4), Point(2, 1.1, 1, 1.2)))
+    (axes,) = draw_figure(Chart("t", "", Axis("x"), ((Panel("", (line,)),),))).axes
+    assert axes.get_ylim()[0] < 0.6 and axes.get_ylim()[1] > 1.4
+
+
+def test_a_single_point_has_its_interval_as_a_line():
+    pytest.importorskip("matplotlib")
+    line = Line("k", (Point(1, 1, 0.9, 1.4),))
+    (axes,) = draw_figure(Chart("t", "", Axis("x"), ((Panel("", (line,)),),))).axes
+    segments = [
+        segment for lines in axes.collections if hasattr(lines, "get_segments") for segment in lines.get_segments()
+    ]
+    assert [[y for _, y in segment] for segment in segments] == [[0.9, 1.4]]
 
 
 def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):

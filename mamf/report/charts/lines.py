@@ -255,12 +255,13 @@ def _scale_y_axis(axes: Axes, panel: Panel, chart: Chart) -> None:
     highest = max(*(point.high if chart.has_intervals else point.y for point in points), *ceilings, 0.0)
     highest = max(highest, *(each.peak for each in panels if each.peak and each.peak < _MAX_PEAK_RATIO * highest), 0.0)
     # Bands of intervals are drawn only around lines.
+    band_bottom = 0.99 * min(point.low for point in points) if chart.is_connected else lowest
     band_top = 1.01 * max(point.high for point in points) if chart.is_connected else 0.0
     if ((ceilings and chart.is_connected) or lowest < highest / 2) and not chart.has_own_scales:
         axes.set_ylim(0, max(highest * 1.14, band_top))
         return
     margin = max(0.12 * (highest - lowest), _MIN_AXIS_SPAN_SHARE * highest / 2)
-    axes.set_ylim(max(0.0, lowest - margin), max(highest + margin, band_top))
+    axes.set_ylim(max(0.0, min(lowest - margin, band_bottom)), max(highest + margin, band_top))
 
 
 def _add_share_axis(axes: Axes, panel: Panel) -> None:
@@ -326,8 +327,8 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
     # The band has a gap at points with an unknown interval.
     ends = [(point.low, point.high) if point.high > point.low else (math.nan, math.nan) for point in line.points]
     lows, highs = zip(*ends, strict=True)
-    # A band between two gaps has no width, so also draw the interval of each point.
-    if chart.has_intervals or (chart.is_connected and any(map(math.isnan, lows))):
+    # The band of a single point, or of a point between two gaps, has no width. So also draw the interval of each point.
+    if chart.has_intervals or (chart.is_connected and (len(x) == 1 or any(map(math.isnan, lows)))):
         axes.vlines(x, lows, highs, style.color)
     if chart.is_connected:
         axes.fill_between(x, lows, highs, color=style.color, alpha=0.15, linewidth=0)

@@ -89,10 +89,17 @@ class GuardKind(RunKind):
         return f"{GUARD} FILE.toml"
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
-        """Make the report of a log. If a row was measured several times, show the round with the median rate."""
-        counted = map(select_counted_measurements, group_by_key(log.all_rows).values())
-        medians = [replace(rows[(len(rows) - 1) // 2], phase="") for rows in map(rank_rows, counted)]
-        return super().make_document(replace(log, measurements=medians), report_options)
+        return super().make_document(select_median_rounds(log), report_options)
+
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
+        return super().make_chart(select_median_rounds(log), regime)
+
+
+def select_median_rounds(log: RunLog) -> RunLog:
+    """Return a log that has, of each row that was measured several times, only the round with the median rate."""
+    counted = map(select_counted_measurements, group_by_key(log.all_rows).values())
+    medians = [replace(rows[(len(rows) - 1) // 2], phase="") for rows in map(rank_rows, counted)]
+    return replace(log, measurements=medians)
 
 
 #: The minimum duration of a row in seconds. If a run has a time budget, rows are made shorter to fit, but not shorter
@@ -188,6 +195,9 @@ class ReproduceKind(RunKind):
     def count_remaining_steps(self, setup: RunSetup) -> int:
         """Return the number of claims that are not measured yet."""
         return sum(each.measured_row is None for each in judge_claims(setup.plan.options, setup.rows))
+
+    def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
+        raise UsageError(f"{log.path} is a reproduction, whose table has all rates: print it with 'mamf show'")
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options

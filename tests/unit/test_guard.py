@@ -379,11 +379,14 @@ def test_a_run_without_a_rate_does_not_replace_the_baseline(guard, monkeypatch):
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
 
 
-def test_the_table_of_an_update_shows_the_median_round(guard):
+def test_the_table_and_the_picture_of_an_update_show_the_median_round(guard):
     out = guard("--update", "--output", "rounds.jsonl", "--format", "csv")[1]
     shown = [float(row["rate_tflops"]) for row in csv.DictReader(io.StringIO(out))]
     rounds = group_by_key(row for row in read_run_log(guard.folder / "rounds.jsonl").all_rows if row.phase)
     assert sorted(shown) == sorted(statistics.median_low(row.best_rate for row in group) for group in rounds.values())
+    chart = make_log_chart(read_run_log(guard.folder / "rounds.jsonl"))
+    drawn = [point.y for panel in chart.panels for point in panel.points]
+    assert sorted(drawn) == pytest.approx(sorted(shown))
 
 
 def test_a_wrong_round_is_shown_even_if_other_rounds_are_right(guard, run):

@@ -37,7 +37,7 @@ def installed(monkeypatch):
     """Simulated kernels as installed packages declare them."""
     own = {
         discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
-        discovery.ATTENTION_KERNEL_GROUP: {"mine-1": f"{__name__}:Mine", "mine-2": f"{__name__}:MineToo"},
+        "mamf.attention_kernels": {"mine-1": f"{__name__}:Mine", "mine-2": f"{__name__}:MineToo"},
     }
     others = discovery.find_entry_points
 
@@ -100,7 +100,9 @@ def test_a_page_shows_the_judged_rate_and_not_the_fastest_round(run, sweep):
     assert run("report", "here.jsonl", "--output", "page.html")[0] == 0
     page = Path("page.html").read_text()
     assert "reproduced: burst, bfloat16, 8192x8192x8192 by simulated.mm" in page
-    assert "best matmul" not in page
+    assert "best matmul" not in page and "<svg" not in page
+    code, _, err = run("plot", "here.jsonl")
+    assert (code, "is a reproduction, whose table has all rates" in err) == (2, True)
 
 
 @pytest.mark.parametrize(("share", "code", "verdict"), [(0.97, 3, "slower by more than 2 %"), (1.03, 0, "faster")])

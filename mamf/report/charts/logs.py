@@ -190,7 +190,7 @@ def make_find_chart(
         notes=(
             *notes,
             *(
-                ["a ceiling is the median of its confirming measurements, so single measurements can exceed it"]
+                ["a ceiling combines all its confirming measurements, so single measurements can exceed it"]
                 if notes
                 else []
             ),

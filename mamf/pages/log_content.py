@@ -209,14 +209,16 @@ def make_profile_content(path: Path, script: str, profile: Profile) -> LogConten
         document,
         condition_parts=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
-        facts=_list_profile_facts(profile),
+        facts=_list_profile_facts(profile, document.title),
     )
 
 
-def _list_profile_facts(profile: Profile) -> list[Fact]:
+def _list_profile_facts(profile: Profile, title: str) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
     took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
-    step = Fact("a step" if profile.steps else "all", took, "ms", [f"with{'out' if is_timed else ''} the profiler"])
+    step = Fact(
+        "a step" if profile.steps else "all", took, "ms", [title, f"with{'out' if is_timed else ''} the profiler"]
+    )
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
     figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
     share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []

@@ -61,7 +61,6 @@ class BatchedOperation(BaseMatmulOperation[BatchedProblem, BatchedShape]):
     shape_type = BatchedShape
     problem_type = BatchedProblem
     shape_example = "64x1024x1024x128"
-    axis_label = "FLOP"
     matmul_counts_for_random_problems = (1, 2, 3, 8, 32)
 
     def choose_default_shapes(self, backend: Backend) -> Sequence[BatchedShape]:

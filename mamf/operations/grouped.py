@@ -140,7 +140,6 @@ class GroupedOperation(BaseMatmulOperation[GroupedProblem, GroupedShape]):
     shape_type = GroupedShape
     problem_type = GroupedProblem
     shape_example = "e8t16384n14336k4096"
-    axis_label = "FLOP"
     matmul_counts_for_random_problems = (1, 2, 4, 8, 32)
 
     def draw_random_case(self, chooser: random.Random, terms: range) -> dict[str, Any]:

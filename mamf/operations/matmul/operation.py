@@ -55,6 +55,7 @@ class BaseMatmulOperation(FlopOperation[MatmulProblemT, MatmulShapeT]):
     """The base class of the operations for single, batched and grouped matmuls."""
 
     returns_tensors = True
+    axis_label = "FLOP"
     reference = (
         "A (B x) for random vectors x, computed without a matmul library: in int32 for int8, in float64 for float32 "
         "and float64, in float32 for other dtypes; also 256 entries of C, computed by the host in float64"

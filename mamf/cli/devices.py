@@ -427,7 +427,17 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
 
 
 def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
-    commands = {index: _make_node_command(options, folder, len(run.devices), index) for index in run.devices}
+    commands = {
+        index: [
+            *(sys.executable, "-m", "mamf", "node", "--led", str(index), str(len(run.devices))),
+            *("--output-folder", str(folder), "--backend", options.backend),
+            *(("--dtype", options.dtype) if options.dtype else ()),
+            *(("--budget", f"{options.budget:g}s") if options.budget else ()),
+            *(("--verify", f"{options.verify:g}s") if options.verify else ()),
+            *(("--kernel", *options.kernel) if options.kernel else ()),
+        ]
+        for index in run.devices
+    }
 
     def answer_waiting_children(children: ChildProcesses) -> None:
         if watch.failure_reasons:
@@ -438,17 +448,6 @@ def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun
             children.send_line(index, _END_ANSWER if run.separate_measurement_reason else _MEASURE_ANSWER)
 
     run_children(watch, commands, answer_waiting_children)
-
-
-def _make_node_command(options: argparse.Namespace, folder: Path, device_count: int, device_index: int) -> list[str]:
-    return [
-        *(sys.executable, "-m", "mamf", "node", "--led", str(device_index), str(device_count)),
-        *("--output-folder", str(folder), "--backend", options.backend),
-        *(("--dtype", options.dtype) if options.dtype else ()),
-        *(("--budget", f"{options.budget:g}s") if options.budget else ()),
-        *(("--verify", f"{options.verify:g}s") if options.verify else ()),
-        *(("--kernel", *options.kernel) if options.kernel else ()),
-    ]
 
 
 def measure_node_device(options: argparse.Namespace, send_record: SendRecord) -> int:

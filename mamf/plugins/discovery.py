@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 BACKEND_GROUP = "mamf.backends"
 OPERATION_GROUP = "mamf.operations"
 MATMUL_KERNEL_GROUP = "mamf.kernels"
-ATTENTION_KERNEL_GROUP = "mamf.attention_kernels"
 # Matches the name of a kernel that is followed by an argument in brackets, such as ``torch[sdpa-flash]``.
 _NAME_WITH_ARGUMENT_PATTERN = re.compile(r"([^\[\]]+)\[([^\[\]]+)\]")
 # Matches the name of a kernel that is followed by the number of one of its algorithms, such as ``cublaslt[3]``.

@@ -151,9 +151,12 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
                 *(make_rate_key(f"{timed}_{name}", unit), title, make_rate_reader(timed, alone, factor)),
                 *(format_four_digits, drop_priority if alone else drop_priority + 1),
             )
-        read_kept_share = partial(OverlapPair.compute_share_of_rate_kept, timed_work=timed)
-        kept_title = "kept %" if timed == MATMUL_WORK else "other kept %"
-        yield Column(f"{timed}_kept", kept_title, read_kept_share, format_percent)
+        yield Column(
+            f"{timed}_kept",
+            "kept %" if timed == MATMUL_WORK else "other kept %",
+            partial(OverlapPair.compute_share_of_rate_kept, timed_work=timed),
+            format_percent,
+        )
         read_half_width = partial(OverlapPair.compute_relative_half_width, timed_work=timed)
         yield Column(f"{timed}_kept_half_width", "+-%", read_half_width, format_half_width, 1)
 

@@ -71,8 +71,12 @@ def make_ceiling_title(ceiling: Ceiling) -> str:
 
 def summarize_ceiling(ceiling: Ceiling) -> dict[str, Any]:
     """Return the kernel, shape and rate of a ceiling for the summary record of a log."""
-    rate = round_to_six_digits(ceiling.rate)
-    return {"kernel": ceiling.kernel, "shape": str(ceiling.shape), "rate": rate, "unit": ceiling.unit}
+    return {
+        "kernel": ceiling.kernel,
+        "shape": str(ceiling.shape),
+        "rate": round_to_six_digits(ceiling.rate),
+        "unit": ceiling.unit,
+    }
 
 
 def divide_by_peak(rate: float, problem: Any, header: Mapping[str, Any]) -> float | None:

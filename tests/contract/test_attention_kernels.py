@@ -25,7 +25,6 @@ from mamf.operations.attention.operation import (
 from mamf.operations.attention.torch_attention import PreparedAttention
 from mamf.operations.operand_sets import take_pool_buffers
 from mamf.plugins.discovery import (
-    ATTENTION_KERNEL_GROUP,
     find_entry_points_by_name,
     load_backend_class,
     make_kernel,
@@ -135,7 +134,7 @@ def traced(monkeypatch):
 
 
 def test_every_entry_point_is_a_kernel_of_that_name():
-    for name in find_entry_points_by_name(ATTENTION_KERNEL_GROUP):
+    for name in find_entry_points_by_name("mamf.attention_kernels"):
         kernel = attention_kernel(name)
         assert kernel.name == name
         assert set(kernel.directions) <= set(ATTENTION_DIRECTIONS)
@@ -182,7 +181,7 @@ def test_an_absent_library_or_a_foreign_device_is_a_reason_with_a_command(monkey
         )
 
 
-@pytest.mark.parametrize("name", sorted(set(find_entry_points_by_name(ATTENTION_KERNEL_GROUP)) - set(LIBRARIES)))
+@pytest.mark.parametrize("name", sorted(set(find_entry_points_by_name("mamf.attention_kernels")) - set(LIBRARIES)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_torchs_own_say_where_they_are_not(name, backend):
     reason = attention_kernel(name).explain_unavailability(bare_backend(backend))
@@ -346,7 +345,7 @@ def test_a_card_that_a_library_has_no_code_for_is_told_before_anything_is_import
     else:
         assert f"compute capability {card[0]}.{card[1]}" in reason.reason
         assert_actionable(reason)
-        assert reason.remedy.split()[-1] in find_entry_points_by_name(ATTENTION_KERNEL_GROUP)
+        assert reason.remedy.split()[-1] in find_entry_points_by_name("mamf.attention_kernels")
 
 
 # -- Sage ------------------------------------------------------------------------------------------------------------

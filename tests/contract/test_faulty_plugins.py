@@ -66,7 +66,7 @@ class FaultyOperation(BandwidthOperation):
 POINTS = {
     discovery.BACKEND_GROUP: {"faulty": "FaultyBackend"},
     discovery.MATMUL_KERNEL_GROUP: {"faulty": "FaultyMatmul", "right": "DefaultMatmul"},
-    discovery.ATTENTION_KERNEL_GROUP: {"faulty": "FaultyAttention"},
+    "mamf.attention_kernels": {"faulty": "FaultyAttention"},
     discovery.OPERATION_GROUP: {"faulty": "FaultyOperation"},
     "faulty.kernels": {"right": "FaultyKernel"},
 }
@@ -543,7 +543,7 @@ def broken(request, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(folder)
     for group in (
         discovery.MATMUL_KERNEL_GROUP,
-        discovery.ATTENTION_KERNEL_GROUP,
+        "mamf.attention_kernels",
         discovery.BACKEND_GROUP,
         discovery.OPERATION_GROUP,
     ):

@@ -12,13 +12,13 @@ from mamf.engine.strategies.rows import RowsStrategy
 from mamf.operations.attention.operation import AttentionOperation, AttentionProblem, AttentionShape
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import SWEEP, Plan
-from mamf.plugins.discovery import ATTENTION_KERNEL_GROUP, find_entry_points_by_name, make_kernel
+from mamf.plugins.discovery import find_entry_points_by_name, make_kernel
 
 attention_kernel = functools.partial(make_kernel, AttentionOperation())
 
 KERNELS = [
     name
-    for name in sorted(find_entry_points_by_name(ATTENTION_KERNEL_GROUP))
+    for name in sorted(find_entry_points_by_name("mamf.attention_kernels"))
     if attention_kernel(name).explain_unavailability(ACCELERATOR) is None
 ]
 SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)

@@ -19,7 +19,7 @@ from mamf.testing import SimulatedMatmul
 POINTS = {
     discovery.BACKEND_GROUP: {"simulated": "mamf.testing:SimulatedBackend"},
     discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
-    discovery.ATTENTION_KERNEL_GROUP: {"simulated-attention": "mamf.testing:SimulatedAttention"},
+    "mamf.attention_kernels": {"simulated-attention": "mamf.testing:SimulatedAttention"},
     "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
 }
 

@@ -462,7 +462,7 @@ def attention_kernels(monkeypatch):
         "simulated-attention": "mamf.testing:SimulatedAttention",
         "slow-attention": "test_shared_runs:SlowAttention",
     }
-    monkeypatch.setitem(simulated_node.POINTS, discovery.ATTENTION_KERNEL_GROUP, kernels)
+    monkeypatch.setitem(simulated_node.POINTS, "mamf.attention_kernels", kernels)
     monkeypatch.setattr("mamf.cli.ceilings.plan_search", simulated_node.short_plan)
 
 

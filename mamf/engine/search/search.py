@@ -101,8 +101,12 @@ def find_best(
         raise ValueError(f"max_measurements is {max_measurements}: it must be at least 1")
     chooser = random.Random(seed)
     shapes = list_shapes_to_predict(grid, chooser)
-    first_shapes = draw_small_k_shapes(shapes, compute_units, chooser)
-    search = ShapeSearch(shapes, compute_units=compute_units, seed=seed, first_shapes=first_shapes)
+    search = ShapeSearch(
+        shapes,
+        compute_units=compute_units,
+        seed=seed,
+        first_shapes=draw_small_k_shapes(shapes, compute_units, chooser),
+    )
     while len(search.measured_tflops) < max_measurements and (proposed := search.propose_candidate()):
         search.record_measurement(proposed, measure(proposed[0]))
         if len(grid) > _MAX_PREDICTED_SHAPES and len(search.measured_tflops) % _MEASUREMENTS_PER_FIT == 0:

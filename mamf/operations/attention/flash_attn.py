@@ -35,9 +35,10 @@ class _FlashAttentionKernel(LibraryAttention):
         k: torch.Tensor,
         v: torch.Tensor,
     ) -> Any:
-        window = get_window_size(shape, self.unlimited_window_size)
         # The result may be a tuple: old builds of FlashAttention 3, and FlashAttention 4, also return the log-sum-exp.
-        return function.flash_attn_func(q, k, v, causal=shape.causal, window_size=window)
+        return function.flash_attn_func(
+            q, k, v, causal=shape.causal, window_size=get_window_size(shape, self.unlimited_window_size)
+        )
 
 
 class FlashAttention2Library(KernelLibrary):

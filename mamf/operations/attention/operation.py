@@ -160,9 +160,8 @@ class AttentionShape:
         """
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
-            example = "b1h16q4096k4096d128c"
             raise UsageError(
-                f"{text!r} is not an attention shape: write it like {example}{advise_against_commas(text)}"
+                f"{text!r} is not an attention shape: write it like b1h16q4096k4096d128c{advise_against_commas(text)}"
             )
         batch, heads, kv, q, k, d, v, causal, window = match.groups()
         sizes = dict(

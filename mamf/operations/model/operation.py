@@ -177,8 +177,16 @@ class ModelProblem(CheckedProblem):
 
     def make_attention_shape(self, shape: ModelShape) -> AttentionShape:
         """Return the attention shape of one layer, for the operation ``attention``."""
-        lengths = (shape.context, shape.context)
-        return AttentionShape(shape.batch, self.heads, self.kv_heads, *lengths, self.head_dim, self.head_dim, True)
+        return AttentionShape(
+            shape.batch,
+            self.heads,
+            self.kv_heads,
+            shape.context,
+            shape.context,
+            self.head_dim,
+            self.head_dim,
+            causal=True,
+        )
 
     # -- parameters --------------------------------------------------------------------------------------------------
 
@@ -218,9 +226,12 @@ class ModelProblem(CheckedProblem):
 
     def compute_flop(self, shape: ModelShape) -> float:
         """Return the FLOP of one launch, which runs the phase once. A multiply-add counts as 2 FLOP."""
-        layer = self._count_layer_weights(self.active_experts)
         # Count the FLOP of the matmuls with weights in a forward pass, including the matmul that computes the logits.
-        matmul_flop = 2 * shape.token_count * (self.layers * layer + self.vocabulary * self.d_model)
+        matmul_flop = (
+            2
+            * shape.token_count
+            * (self.layers * self._count_layer_weights(self.active_experts) + self.vocabulary * self.d_model)
+        )
         attention_flop = self.layers * self.make_attention_shape(shape).flop
         return float(FLOP_FACTORS_BY_PHASE[self.phase] * (matmul_flop + attention_flop))
 

@@ -159,8 +159,9 @@ def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
 def _draw_bar(axes: Axes, x: int, bar: StackedBar, chart: StackedChart, top: float) -> None:
     _draw_parts(axes, x, bar, chart, _MIN_LABELED_PART_SHARE * top)
     end = max(bar.height, bar.interval[1] if bar.interval else 0.0)
-    note = bar.note or f"{bar.height:.4g}"
-    axes.text(x, end + 0.01 * top, note, fontsize=SMALL_FONT_POINTS, ha="center", va="bottom")
+    axes.text(
+        x, end + 0.01 * top, bar.note or f"{bar.height:.4g}", fontsize=SMALL_FONT_POINTS, ha="center", va="bottom"
+    )
     if bar.interval is not None:
         axes.plot([x, x], bar.interval, color="black", linewidth=1.5)
 

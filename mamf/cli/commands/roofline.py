@@ -181,7 +181,11 @@ def _run_ceiling_searches(options: argparse.Namespace, backend: Backend) -> tupl
             find_command = [
                 "find",
                 *arguments,
-                *(["--dry-run"] if options.dry_run else ["--requeue", str(paths[-1])]),
+                *(
+                    ["--dry-run"]
+                    if options.dry_run
+                    else ["--requeue" if paths[-1].exists() else "--output", str(paths[-1])]
+                ),
             ]
             print_line(f"-- mamf {shlex.join(find_command)}")
             exit_code = max(exit_code, run_command(find_command))

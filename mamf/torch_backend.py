@@ -135,8 +135,7 @@ class TorchBackend(Backend):
     device: torch.device
 
     def __init__(self, index: int = 0) -> None:
-        reason = self.explain_unavailability()
-        if reason is not None:
+        if reason := self.explain_unavailability():
             raise UnavailableError(f"backend {self.name} is not available: {reason}")
         count = self.count_devices()
         if not 0 <= index < count:

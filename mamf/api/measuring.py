@@ -196,9 +196,14 @@ def search(
         precision=precision,
         is_quick=quick,
     )
-    kernels = list(zip(plan.kernels, opened_kernels, strict=True))
     return CeilingSearch(
-        Run(plan, opened_backend, kernels, log_path=None if log is None else Path(log)), requested_regimes[-1]
+        Run(
+            plan,
+            opened_backend,
+            list(zip(plan.kernels, opened_kernels, strict=True)),
+            log_path=None if log is None else Path(log),
+        ),
+        requested_regimes[-1],
     )
 
 

@@ -74,7 +74,7 @@ from mamf.node.logs import UNMEASURABLE_REASON, UNWRITTEN_LOG_REASON, NodeRun, r
 from mamf.node.verdict import NodeDevice
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plans import NODE_BUDGET_SECONDS, SWEEP, VERIFY
-from mamf.plugins.discovery import find_usable_backend_name, load_backend_class, open_backend
+from mamf.plugins.discovery import count_devices, find_usable_backend_name, open_backend
 
 #: A function that sends a record from the process of a device to its parent process.
 SendRecord = Callable[[Mapping[str, Any]], None]
@@ -297,7 +297,7 @@ def _measure_shapes_of_rank(options: argparse.Namespace, run_command: RunCommand
         options.resume, options.output = (
             (None, path) if options.new_log_reason or options.resume is None else (path, None)
         )
-    device_count = load_backend_class(options.backend or find_usable_backend_name()).count_devices()
+    device_count = count_devices(options.backend or find_usable_backend_name())
     if options.resume is None:
         # If a launcher shows each process only one device, this device has the index 0.
         options.device = rank_place.local_rank if device_count > 1 else 0
@@ -318,7 +318,7 @@ def resolve_device_indices(backend_name: str, requested_indices: Sequence[int]) 
     """
     if RANK_DEVICES in requested_indices:
         raise UsageError("--devices ranks does not work with this command: give indices of devices, or 'all'")
-    count = load_backend_class(backend_name).count_devices()
+    count = count_devices(backend_name)
     indices = list(range(count)) if ALL_DEVICES in requested_indices else sorted(set(requested_indices))
     if missing := [device for device in indices if device >= count]:
         existing = [device for device in indices if device < count]

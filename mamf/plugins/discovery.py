@@ -300,6 +300,16 @@ def find_usable_backend_name() -> str:
     return name
 
 
+def count_devices(backend_name: str) -> int:
+    """Return the number of devices of a backend. Raises UnavailableError with the reason if the backend is unavailable,
+    and the errors of ``load_backend_class``.
+    """
+    backend_class = load_backend_class(backend_name)
+    if reason := backend_class.explain_unavailability():
+        raise UnavailableError(f"backend {backend_name} is not available: {reason}")
+    return backend_class.count_devices()
+
+
 def open_backend(name: str = "auto", index: int | None = 0) -> Backend:
     """Open a device and return its backend.
 

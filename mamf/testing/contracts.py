@@ -166,8 +166,14 @@ class BackendContract:
 
 
 def _measure_row(backend: Backend, kernel: AnyKernel, problem: Any, shape: Any) -> Measurement:
-    pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure_row(kernel, problem, shape, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0))
+    return measure_row(
+        kernel,
+        problem,
+        shape,
+        BurstRegime(backend),
+        backend.make_operand_pool(problem.data, problem.seed),
+        StoppingRule(max_seconds=0.0),
+    )
 
 
 class AnyKernelContract:

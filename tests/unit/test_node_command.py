@@ -12,6 +12,7 @@ import simulated_node
 from forked import Child
 from refusals import assert_refused
 
+from mamf.backend import Unavailability
 from mamf.cli.progress import PhaseLines
 from mamf.errors import RunLogWriteError, UsageError
 from mamf.logs.run_log import read_run_log
@@ -50,6 +51,17 @@ def faulty(monkeypatch, devices, **faults):
 
 
 # -- a process a device ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("node", 3), ("verify", 2), ("overlap", 2), ("find --devices all", 2)], ids=str
+)
+def test_an_unavailable_backend_is_refused_with_its_reason(run, monkeypatch, command, code):
+    reason = Unavailability("no driver is loaded", "load the driver")
+    monkeypatch.setattr(simulated_node.Node, "explain_unavailability", classmethod(lambda cls: reason))
+    found, out, err = run(*command.split(), "--backend", "simulated")
+    expected = "mamf: backend simulated is not available: no driver is loaded; load the driver"
+    assert (found, out, " ".join(err.split())) == (code, "", expected)
 
 
 @pytest.fixture

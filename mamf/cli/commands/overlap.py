@@ -106,7 +106,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         from mamf.node.group import find_rank_place
         from mamf.operations.collective import COLLECTIVE_NAMES
         from mamf.operations.overlap import COUNTED_WORK_NAMES, OTHER_WORK_NAMES, WorkPairKernel
-        from mamf.plugins.discovery import find_usable_backend_name, load_backend_class, open_backend
+        from mamf.plugins.discovery import count_devices, find_usable_backend_name, open_backend
         from mamf.report.document import add_logged_warnings
 
     step_sizes = [each for each in (options.flop, options.bytes) if each is not None]
@@ -114,7 +114,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         raise UsageError("--flop and --bytes describe one training step: give both")
     require_known_names(*(("work for --beside", each, OTHER_WORK_NAMES) for each in options.beside or ()))
     rank_place, backend_name = find_rank_place(os.environ), options.backend or find_usable_backend_name()
-    device_count = load_backend_class(backend_name).count_devices()
+    device_count = count_devices(backend_name)
     other_work = options.beside or (
         _DEFAULT_OTHER_WORK_ON_SEVERAL_DEVICES if rank_place or device_count > 1 else _DEFAULT_OTHER_WORK_ON_ONE_DEVICE
     )
@@ -216,5 +216,6 @@ class OverlapSession(Session):
 def _make_document(options: argparse.Namespace, log: RunLog) -> Document:
     from mamf.report.overlap import make_overlap_document
 
-    step_to_predict = options.flop and (options.flop, options.bytes)
-    return make_overlap_document(log.measurements, log.header, log.summary, options.top, step_to_predict)
+    return make_overlap_document(
+        log.measurements, log.header, log.summary, options.top, options.flop and (options.flop, options.bytes)
+    )

@@ -81,9 +81,11 @@ def run_with_options(options: argparse.Namespace) -> int:
         from mamf.profiling.running import record_device_kernels
 
         watch_kernels = record_device_kernels
-    repeat_count = _DETERMINISM_LAUNCHES if options.determinism else 0
     launches = launch_in_profiler_window(
-        kernel, problem, shape, backend, options.launches, not options.no_verify, watch_kernels, repeat_count
+        *(kernel, problem, shape, backend, options.launches),
+        not options.no_verify,
+        watch_kernels,
+        _DETERMINISM_LAUNCHES if options.determinism else 0,
     )
     problem_words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])
     print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {problem_words}")

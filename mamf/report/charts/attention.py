@@ -132,8 +132,14 @@ def make_attention_chart(
         True,
         make_labeled_ticks(map(get_x_position, measured), format_with_binary_prefix),
     )
-    palette_names = tuple(dict.fromkeys(row.kernel for row in rows if row.ok))
-    return Chart(title, subtitle, axis, grid, palette_names=palette_names, notes=notes)
+    return Chart(
+        title,
+        subtitle,
+        axis,
+        grid,
+        palette_names=tuple(dict.fromkeys(row.kernel for row in rows if row.ok)),
+        notes=notes,
+    )
 
 
 def _make_bar_panel(panel: Panel) -> StackedPanel:

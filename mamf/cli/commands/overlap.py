@@ -63,7 +63,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         group,
         "--shapes",
         help="pairs MxNxK+SIZE: the shape of the matmul and the bytes of the other work (default: 8192x8192x8192 and "
-        "16x8192x8192, each with +64MiB and +1GiB; on a CPU 256x256x256+1MiB)",
+        "16x8192x8192, each with +64MiB and +1GiB; on a CPU 512x512x512+16MiB)",
     )
     group.add_argument(
         "--blocks",

@@ -237,7 +237,9 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
     if len(runs) == 1 and not is_m:
         headlines = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in x_by_shape}
         lines += [Line(name, (Point(x_by_shape[each.shape], *[each.tflops] * 3),)) for name, each in headlines.items()]
-        title = ", ".join(f"{name} {each.tflops:.4g} TFLOPS" for name, each in headlines.items()) or title
+        title = (
+            ", ".join(f"{name} {format_four_digits(each.tflops)} TFLOPS" for name, each in headlines.items()) or title
+        )
     return Chart(
         title,
         "",

@@ -289,8 +289,15 @@ class RooflineChart(Picture):
 
     def make_panel_rows(self) -> list[list[DrawablePanel]]:
         described = "; ".join([self.title, *(line.label for line in self.lines)])
-        draw = functools.partial(_draw_roofline, chart=self)
-        return [[DrawablePanel(described, draw, size_inches=(PANEL_WIDTH_INCHES, _PAGE_HEIGHT_INCHES))]]
+        return [
+            [
+                DrawablePanel(
+                    described,
+                    functools.partial(_draw_roofline, chart=self),
+                    size_inches=(PANEL_WIDTH_INCHES, _PAGE_HEIGHT_INCHES),
+                )
+            ]
+        ]
 
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(marker.kernel for marker in self.markers)
@@ -365,7 +372,7 @@ def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[C
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
             is_lower = any(rate < each.rate for (other, _), each in roofs.matmul_ceilings.items() if other == dtype)
-            label = f"{dtype} {rate:.4g} TFLOPS, {regime}"
+            label = f"{dtype} {format_four_digits(rate)} TFLOPS, {regime}"
             yield CeilingLine(label, (begins_at, rate), (right, rate), regime == SUSTAINED, is_lower)
 
 
@@ -408,7 +415,9 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
             "zorder": 4,
         }
         (drawn,) = axes.plot(x, y, **vars(styles[marker.kernel]), **marker_style)
-        TOOLTIPS_BY_ARTIST[drawn] = [f"{marker.kernel}, {marker.label}: {y:.4g} TFLOPS at {x:.3g} FLOP per byte"]
+        TOOLTIPS_BY_ARTIST[drawn] = [
+            f"{marker.kernel}, {marker.label}: {format_four_digits(y)} TFLOPS at {x:.3g} FLOP per byte"
+        ]
     _draw_labels(axes, chart)
 
 

@@ -45,20 +45,20 @@ ROOFS = RooflineChart(
 @pytest.mark.parametrize(
     ("chart", "hints"),
     [
-        (LINES, ["torch.mm: 800 TFLOPS, 790 to 810 (size 1)", "torch.mm: 850 TFLOPS, 840 to 860 (size 2)"]),
-        (RANGES, ["burst: 850 TFLOPS card a", "burst: 840 TFLOPS card b", "sustained: 710 TFLOPS "]),
+        (LINES, ["torch.mm: 800.0 TFLOPS, 790.0 to 810.0 (size 1)", "torch.mm: 850.0 TFLOPS, 840.0 to 860.0 (size 2)"]),
+        (RANGES, ["burst: 850.0 TFLOPS card a", "burst: 840.0 TFLOPS card b", "sustained: 710.0 TFLOPS "]),
         (
             BARS,
             [
-                *("4k, forward: 3 ms (75.0%)", "4k, backward: 1 ms (25.0%)"),
+                *("4k, forward: 3.000 ms (75.0%)", "4k, backward: 1.000 ms (25.0%)"),
             ],
         ),
-        (STEPS, ["measured, rate: 850 TFLOPS (85.9%)", "measured, lost: 139 TFLOPS (14.1%)"]),
+        (STEPS, ["measured, rate: 850.0 TFLOPS (85.9%)", "measured, lost: 139.0 TFLOPS (14.1%)"]),
         (
             ROOFS,
             [
-                "torch.mm, 8x8x8: 700 TFLOPS at 200 FLOP per byte",
-                "flex, k: 90 TFLOPS at 900 FLOP per byte",
+                "torch.mm, 8x8x8: 700.0 TFLOPS at 200 FLOP per byte",
+                "flex, k: 90.00 TFLOPS at 900 FLOP per byte",
             ],
         ),
     ],

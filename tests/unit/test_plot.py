@@ -118,7 +118,7 @@ def test_a_sweep_is_against_what_varies():
     burst, sustained = chart.panels[0].lines
     assert [point.x for point in burst.points] == [256, 512, 768]
     assert (burst.name, sustained.name) == ("burst", "sustained")
-    assert chart.notes[0] == "burst: best 868 TFLOPS (median) at 768x4096x4096"
+    assert chart.notes[0] == "burst: best 868.0 TFLOPS (median) at 768x4096x4096"
     assert chart.panels[0].best_point == burst.points[-1]
     assert chart.panels[0].peak == 989.0
     unlisted = {**HEADER, "device": DEVICE | {"name": "unlisted"}}
@@ -146,7 +146,7 @@ def test_a_find_is_in_the_order_it_measured():
     assert [[point.x for point in line.points] for line in panel.lines] == [[1, 3], [2]]
     assert panel.ceiling == 800.0 and not chart.is_connected
     assert not chart.has_own_scales
-    assert chart.title == "The ceiling of bfloat16: 800 TFLOPS burst"
+    assert chart.title == "The ceiling of bfloat16: 800.0 TFLOPS burst"
     assert make_find_chart(rows, {}, HEADER).title == "The ceiling of bfloat16 was not confirmed"
     assert make_find_chart(rows, {}, H200).panels[0].peak == 989.0
 
@@ -241,7 +241,7 @@ def test_a_find_draws_ceiling_and_datasheet_on_one_scale():
     ]
     figure = draw_figure(make_find_chart(rows, {"burst": CEILING}, H200))
     burst, sustained = (axes for axes in figure.axes if axes.get_title(loc="left"))
-    assert {text.get_text() for text in burst.texts} == {"datasheet 989", "ceiling 800, 81% of the datasheet"}
+    assert {text.get_text() for text in burst.texts} == {"datasheet 989", "ceiling 800.0, 81% of the datasheet"}
     assert {text.get_text() for text in sustained.texts} == {"datasheet 989"}
     assert burst.get_ylim() == sustained.get_ylim()
     assert 600 < burst.get_ylim()[0] < 701

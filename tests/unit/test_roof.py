@@ -240,9 +240,9 @@ def test_the_label_of_the_lower_ceiling_of_a_dtype_is_below_its_line():
     to_shares = axes.transData + axes.transAxes.inverted()
     is_below = {line.label: height_by_label[line.label] < to_shares.transform(line.end)[1] for line in chart.lines}
     assert is_below == {
-        "bfloat16 0.08 TFLOPS, burst": True,
-        "bfloat16 0.09 TFLOPS, sustained": False,
-        "float32 0.3 TFLOPS, burst": False,
+        "bfloat16 0.08000 TFLOPS, burst": True,
+        "bfloat16 0.09000 TFLOPS, sustained": False,
+        "float32 0.3000 TFLOPS, burst": False,
     }
 
 

@@ -19,7 +19,7 @@ from mamf.operations.unknown import get_operation
 from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import Axis, Chart, Line, Panel, format_with_binary_prefix, make_labeled_ticks
 from mamf.report.charts.logs import choose_regimes, describe_machine_briefly, describe_row_failures, make_point
-from mamf.report.document import choose_unit, format_count
+from mamf.report.document import choose_unit, format_count, format_four_digits
 
 _DIRECTION_NAMES = {"fwd": "forward", "bwd": "backward", "fwd+bwd": "forward + backward"}
 
@@ -212,7 +212,7 @@ def _describe_conventions(rows: Sequence[Measurement], ceilings: Ceilings) -> li
     """
     ceilings_by_key = {(row.problem.dtype, row.regime): find_row_ceiling(row, ceilings) for row in rows}
     notes = [
-        f"ceiling: {each.tflops:.4g} TFLOPS, the highest confirmed rate of {dtype} matmuls in {regime} "
+        f"ceiling: {format_four_digits(each.tflops)} TFLOPS, the highest confirmed rate of {dtype} matmuls in {regime} "
         f"({each.shape}, {each.kernel}); % MAMFU is the share of it"
         for (dtype, regime), each in ceilings_by_key.items()
         if each is not None
@@ -275,7 +275,7 @@ def make_decode_chart(
     notes = describe_row_failures(selected, {row.kernel for row in measured})
     if limit:
         name, share = ("matmul", "MAMFU") if is_compute else ("read bandwidth", "MBU")
-        ceiling = f"{factor * limit.rate:.4g} {unit}, the {name} ({limit.shape}, {limit.kernel})"
+        ceiling = f"{format_four_digits(factor * limit.rate)} {unit}, the {name} ({limit.shape}, {limit.kernel})"
         notes.insert(0, f"ceiling: {ceiling}; % {share} is the share of it")
     return Chart(
         f"Attention over a cache, {regime}, {measured[0].problem.dtype}",

@@ -23,6 +23,7 @@ from mamf.report.charts.picture import (
     compute_panel_width_share,
     style_axes,
 )
+from mamf.report.document import format_four_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -108,7 +109,7 @@ class StackedChart(Picture):
         return [drawn_panels[start : start + columns] for start in range(0, len(drawn_panels), columns)]
 
     def _make_drawable_panel(self, panel: StackedPanel) -> DrawablePanel:
-        description = "; ".join(f"{bar.label}: {bar.height:.4g} {self.unit}" for bar in panel.bars)
+        description = "; ".join(f"{bar.label}: {format_four_digits(bar.height)} {self.unit}" for bar in panel.bars)
         line_count = sum(len(self.wrap_page_label(bar)) for bar in panel.bars)
         bars_inches = len(panel.bars) * (_PAGE_BAR_INCHES + _PAGE_GAP_INCHES) + line_count * _PAGE_LINE_INCHES
         return DrawablePanel(
@@ -125,7 +126,7 @@ class StackedChart(Picture):
         """Return the lines of the label above a bar on a web page. The label ends with the note of the bar, or with its
         height if it has no note.
         """
-        label = f"{self.axis_label} {bar.label}: {bar.note or f'{bar.height:.4g}'}".lstrip()
+        label = f"{self.axis_label} {bar.label}: {bar.note or format_four_digits(bar.height)}".lstrip()
         return textwrap.wrap(label, _MAX_PAGE_LABEL_CHARACTERS)
 
     def get_part_color_and_opacity(self, name: str) -> tuple[str, float]:
@@ -160,7 +161,12 @@ def _draw_bar(axes: Axes, x: int, bar: StackedBar, chart: StackedChart, top: flo
     _draw_parts(axes, x, bar, chart, _MIN_LABELED_PART_SHARE * top)
     end = max(bar.height, bar.interval[1] if bar.interval else 0.0)
     axes.text(
-        x, end + 0.01 * top, bar.note or f"{bar.height:.4g}", fontsize=SMALL_FONT_POINTS, ha="center", va="bottom"
+        x,
+        end + 0.01 * top,
+        bar.note or format_four_digits(bar.height),
+        fontsize=SMALL_FONT_POINTS,
+        ha="center",
+        va="bottom",
     )
     if bar.interval is not None:
         axes.plot([x, x], bar.interval, color="black", linewidth=1.5)
@@ -210,11 +216,11 @@ def _draw_parts(
         else:
             (drawn,) = axes.bar(place, height, 0.7, bottom=bottom, **bar_style)
         share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
-        TOOLTIPS_BY_ARTIST[drawn] = [f"{bar.label}, {name}: {height:.4g} {chart.unit}{share}"]
+        TOOLTIPS_BY_ARTIST[drawn] = [f"{bar.label}, {name}: {format_four_digits(height)} {chart.unit}{share}"]
         if height > min_labeled_height and (len(bar.parts) > 1 or bar.note):
             ink, middle = "white" if alpha == 1 else "#222222", bottom + height / 2
             x, y = (middle, place) if is_horizontal else (place, middle)
-            axes.text(x, y, f"{height:.4g}", fontsize=SMALL_FONT_POINTS, color=ink, ha="center", va="center")
+            axes.text(x, y, format_four_digits(height), fontsize=SMALL_FONT_POINTS, color=ink, ha="center", va="center")
         bottom += height
 
 
@@ -282,9 +288,14 @@ class RangeChart(Picture):
         return textwrap.wrap(group, _MAX_PAGE_LABEL_CHARACTERS - name_characters)
 
     def make_panel_rows(self) -> list[list[DrawablePanel]]:
-        size = (PANEL_WIDTH_INCHES, self.height_inches)
         return [
-            [DrawablePanel(f"{self.title}, {self.unit}", functools.partial(_draw_ranges, chart=self), size_inches=size)]
+            [
+                DrawablePanel(
+                    f"{self.title}, {self.unit}",
+                    functools.partial(_draw_ranges, chart=self),
+                    size_inches=(PANEL_WIDTH_INCHES, self.height_inches),
+                )
+            ]
         ]
 
     def make_legend(self) -> LegendEntries:
@@ -333,6 +344,8 @@ def _draw_range_row(axes: Axes, row: RangeRow, y: int, chart: RangeChart, style:
             axes.annotate(f"{point.value:.1f}", (point.high, y), (5, 0), textcoords="offset points", va="center")
     marker_style: dict[str, Any] = style | {"marker": "none"} if chart.has_bars else style
     (drawn,) = axes.plot(values, ys, **marker_style, linestyle="none", markersize=7, markeredgecolor="white")
-    TOOLTIPS_BY_ARTIST[drawn] = [f"{row.name}: {point.value:.4g} {chart.unit} {point.tooltip}" for point in row.points]
+    TOOLTIPS_BY_ARTIST[drawn] = [
+        f"{row.name}: {format_four_digits(point.value)} {chart.unit} {point.tooltip}" for point in row.points
+    ]
     if row.peak is not None:
         axes.plot([row.peak] * 2, [y - 0.4, y + 0.4], **PEAK_LINE_STYLE)

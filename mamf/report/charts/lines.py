@@ -23,6 +23,7 @@ from mamf.report.charts.picture import (
     compute_panel_width_share,
     style_axes,
 )
+from mamf.report.document import format_four_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,7 +158,9 @@ class Chart(Picture):
         return [[self._make_drawable_panel(panel) if panel else None for panel in row] for row in self.grid]
 
     def _make_drawable_panel(self, panel: Panel) -> DrawablePanel:
-        highest = (f"{line.name} up to {max(point.y for point in line.points):.4g}" for line in panel.lines)
+        highest = (
+            f"{line.name} up to {format_four_digits(max(point.y for point in line.points))}" for line in panel.lines
+        )
         references = (("datasheet", panel.peak), ("ceiling", panel.ceiling))
         known = (f"{name} {value:.4g}" for name, value in references if value is not None)
         description = f"{panel.title or self.title}, {panel.unit}: {'; '.join([*highest, *known])}"
@@ -336,15 +339,17 @@ def _draw_line(axes: Axes, line: Line, panel: Panel, chart: Chart, style: Style)
 
 def _format_tooltip(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
     x_label = {value: text for value, text in axis.ticks if text}.get(point.x, f"{point.x:g}")
-    interval = f", {point.low:.4g} to {point.high:.4g}" if point.high > point.low else ""
-    return f"{line.name}: {point.y:.4g} {panel.unit}{interval} ({axis.label} {x_label})"
+    interval = (
+        f", {format_four_digits(point.low)} to {format_four_digits(point.high)}" if point.high > point.low else ""
+    )
+    return f"{line.name}: {format_four_digits(point.y)} {panel.unit}{interval} ({axis.label} {x_label})"
 
 
 def _draw_best_point_star(axes: Axes, panel: Panel, best: Point) -> None:
     share = f"\n{best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
     axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
     is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
-    _write_text(axes, f"best {best.y:.4g}{share}", (best.x, best.y), (-9 if is_right else 9, 5))
+    _write_text(axes, f"best {format_four_digits(best.y)}{share}", (best.x, best.y), (-9 if is_right else 9, 5))
 
 
 def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
@@ -358,7 +363,9 @@ def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
     if panel.ceiling is not None:
         axes.axhline(panel.ceiling, **CEILING_LINE_STYLE)
         # Markers of the first measurements may be where the label is, so draw the label behind them.
-        _write_text(axes, f"ceiling {panel.ceiling:.4g}{share}", (left, panel.ceiling), (5, 4), zorder=1.9)
+        _write_text(
+            axes, f"ceiling {format_four_digits(panel.ceiling)}{share}", (left, panel.ceiling), (5, 4), zorder=1.9
+        )
 
 
 def _write_text(

@@ -30,7 +30,7 @@ from mamf.report.charts.lines import (
     make_even_ticks,
     make_labeled_ticks,
 )
-from mamf.report.document import choose_unit
+from mamf.report.document import choose_unit, format_four_digits
 
 _MAX_LISTED_FAILURES = 4
 
@@ -120,7 +120,9 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
             (row for row in measured if row.regime == name), key=lambda row: row.rate_sort_key, reverse=True
         )
         best = best_first[0]
-        notes.append(f"{name}: best {best.comparable_rate:.4g} TFLOPS ({best.ranking_statistic}) at {best.shape}")
+        notes.append(
+            f"{name}: best {format_four_digits(best.comparable_rate)} TFLOPS ({best.ranking_statistic}) at {best.shape}"
+        )
         points = [make_point(row, get_x_position(rank, row)) for rank, row in enumerate(best_first, start=1)]
         lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
         best_points.append(points[0])
@@ -176,9 +178,10 @@ def make_find_chart(
         phases = group_pairs((row.phase, make_point(row, number)) for number, row in numbered)
         lines = tuple(Line(PHASE_NAMES.get(phase, phase), tuple(points)) for phase, points in phases.items())
         panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
-    answers = ", ".join(f"{each.tflops:.4g} TFLOPS {name}" for name, each in confirmed.items())
+    answers = ", ".join(f"{format_four_digits(each.tflops)} TFLOPS {name}" for name, each in confirmed.items())
     notes = [
-        f"{name} ceiling: {each.tflops:.4g} TFLOPS at {each.shape} by {each.kernel}" for name, each in confirmed.items()
+        f"{name} ceiling: {format_four_digits(each.tflops)} TFLOPS at {each.shape} by {each.kernel}"
+        for name, each in confirmed.items()
     ]
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     return Chart(
@@ -366,7 +369,7 @@ def _make_step_bar(label: str, rows_by_phase: _RowsByPhase, known_ceilings: Rate
     longest = rows_by_phase[[phase for phase in TRAINING_PHASES if phase in rows_by_phase][-1]]
     ceiling = find_row_ceiling(longest, known_ceilings)
     rate = longest.comparable_rate
-    share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{rate:.4g} TFLOPS"
+    share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{format_four_digits(rate)} TFLOPS"
     return StackedBar(f"{label} ({share})", split_step_into_parts(rows_by_phase))
 
 
@@ -388,6 +391,9 @@ def _describe_mamfu_ceilings(steps: Mapping[_StepKey, Any], known_ceilings: Rate
     """
     for key in dict.fromkeys((problem.dtype, regime) for regime, problem, _, _ in steps):
         if each := find_rate(known_ceilings, *key):
-            yield f"MAMFU: share of {each.tflops:.4g} TFLOPS, {each.dtype} {each.regime}: {each.description}"
+            yield (
+                f"MAMFU: share of {format_four_digits(each.tflops)} TFLOPS, {each.dtype} {each.regime}: "
+                f"{each.description}"
+            )
         else:
             yield f"TFLOPS of {', '.join(key)}: the log names no ceiling, so shares of it (MAMFU) are unknown"

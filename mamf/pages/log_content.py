@@ -220,10 +220,20 @@ def _list_profile_facts(profile: Profile, title: str) -> list[Fact]:
         "a step" if profile.steps else "all", took, "ms", [title, f"with{'out' if is_timed else ''} the profiler"]
     )
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
-    figure = (UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT]) if is_wrong else (f"{100 * (profile.mamfu or 0):.1f}", "%")
-    share = [Fact("MAMFU of a step", *figure)] if profile.mamfu else []
+    ceilings = [
+        f"share of {format_rate(each.tflops, 'TFLOPS')}, {each.dtype} {each.regime}" for each in profile.ceilings
+    ]
+    share = (
+        Fact("MAMFU of a step", UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT])
+        if is_wrong
+        else Fact("MAMFU of a step", f"{100 * (profile.mamfu or 0):.1f}", "%", ceilings)
+    )
     costs = [row for row in profile.classes if row.name in (IDLE_LABEL, COMMUNICATION)]
-    return [step, *share, *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs)]
+    return [
+        step,
+        *([share] if profile.mamfu else []),
+        *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs),
+    ]
 
 
 def make_run_log_content(log: RunLog) -> LogContent:

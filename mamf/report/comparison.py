@@ -357,14 +357,12 @@ def describe_guard_verdict(result: GuardResult) -> str:
     return f"guard {verdict}: {', '.join(reasons) or without_reasons}"
 
 
-def describe_judged_row(row: JudgedRow) -> str:
-    """Return the name of a row that ``mamf guard`` judged: its kernel, its shape and its other fields."""
+def describe_compared_row(row: ComparedRow) -> str:
+    """Return the name of a row: its kernel, its shape and its other fields."""
     other_fields = [
-        f"{field} {value}"
-        for field, value in row.compared_row.pairing_fields.items()
-        if field not in ("shape", "kernel")
+        f"{field} {value}" for field, value in row.pairing_fields.items() if field not in ("shape", "kernel")
     ]
-    return f"{row.compared_row.kernel} {row.compared_row.shape} ({', '.join(other_fields)})"
+    return f"{row.kernel} {row.shape} ({', '.join(other_fields)})"
 
 
 def describe_row_outcome(row: JudgedRow) -> str:
@@ -388,7 +386,7 @@ def make_guard_document(result: GuardResult, top: int | None = 0) -> Document:
     failed, are new or are undecided, and last the verdict. ``top``: as for ``make_comparison_document``.
     """
     other_rows = [
-        f"{row.outcome}: {describe_judged_row(row)}: {describe_row_outcome(row)}"
+        f"{row.outcome}: {describe_compared_row(row.compared_row)}: {describe_row_outcome(row)}"
         for row in result.rows
         if row.outcome != "ok"
     ]
@@ -440,7 +438,7 @@ def format_junit_xml(result: GuardResult, suite: str, seconds: float) -> str:
             top,
             "testcase",
             classname=escape_invisible_characters(f"{suite}.{row.compared_row.kernel}"),
-            name=escape_invisible_characters(describe_judged_row(row)),
+            name=escape_invisible_characters(describe_compared_row(row.compared_row)),
         )
         if row.outcome in _JUNIT_TAG_BY_OUTCOME:
             ElementTree.SubElement(

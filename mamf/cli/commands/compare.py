@@ -46,7 +46,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="exit with code 3 if a row of B is slower than in A by more than this share, or if all rows together are "
         "slower by more than a quarter of this share (default: 1%%)",
     )
-    add_shared_options(parser, "--top", default=0, default_text="only rows that changed or are undecided")
+    add_shared_options(
+        parser, "--top", default=0, default_text="rows that changed or are undecided, which a smaller N prints too"
+    )
     add_shared_options(parser, "--anyway", "--format", "--wide")
 
 

@@ -278,7 +278,7 @@ class _GuardSession(Session):
 
     def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import list_half_widths_and_rows
-        from mamf.report.comparison import format_as_percent
+        from mamf.report.comparison import describe_compared_row, format_as_percent
         from mamf.report.document import format_count
 
         baseline, pairs = self.options.baseline, list_half_widths_and_rows(log)
@@ -292,13 +292,13 @@ class _GuardSession(Session):
         noisy_count = sum(half_width > self.options.tolerance for half_width, _ in pairs)
         if math.isinf(widest):
             self._refuse_baseline(
-                f"the rounds of {row.kernel} {row.shape} differ so much that the interval of their combined rate is "
-                "unknown; measure while nothing else runs on the machine"
+                f"the rounds of {describe_compared_row(row)} differ so much that the interval of their combined rate "
+                "is unknown; measure while nothing else runs on the machine"
             )
         elif noisy_count:
             self._refuse_baseline(
                 f"{noisy_count} of {len(self.plan.list_row_keys())} rows vary by more than the tolerance of "
-                f"{format_as_percent(self.options.tolerance)}, most of all {row.kernel} {row.shape} "
+                f"{format_as_percent(self.options.tolerance)}, most of all {describe_compared_row(row)} "
                 f"(+-{format_as_percent(round(widest, 4))} for all rounds together); "
                 "measure while nothing else runs on the machine, or raise the tolerance and repeat the command "
                 f"with --resume {log.path}"

@@ -90,7 +90,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
                 "burst, normal data", normal, _describe_cycles_used(normal) + _describe_timer_accuracy(normal)
             ),
             _make_true_clock_step(
-                "units at the true clock, sustained", sustained, info, _describe_power_cost(sustained, normal, info)
+                "units at the true clock, sustained", sustained, info, _explain_sustained_loss(sustained, normal, info)
             ),
             _make_measured_step("sustained, normal data", sustained, _describe_cycles_used(sustained)),
         ]
@@ -100,7 +100,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
                 "burst, zeros", zeros, "the kernel's rate when data cost no energy" + _describe_timer_accuracy(zeros)
             ),
             _make_measured_step("burst, normal data", normal, _describe_data_cost(zeros, normal)),
-            _make_measured_step("sustained, normal data", sustained, _describe_power_cost(sustained, normal, info)),
+            _make_measured_step("sustained, normal data", sustained, _explain_sustained_loss(sustained, normal, info)),
         ]
     last_known, linked_steps = WaterfallStep("", None, ""), list[WaterfallStep]()
     for step in steps:
@@ -209,7 +209,7 @@ def _describe_data_cost(zeros: Measurement | None, normal: Measurement | None) -
     return "real data cost energy, which lowers the clock"
 
 
-def _describe_power_cost(row: Measurement | None, burst_row: Measurement | None, info: DeviceInfo) -> str:
+def _explain_sustained_loss(row: Measurement | None, burst_row: Measurement | None, info: DeviceInfo) -> str:
     """Describe power, energy, clock and throttling of a sustained row, to explain why it is slower than a burst row. If
     the intervals of the two rates overlap, say that the difference is too noisy to tell.
     """
@@ -221,8 +221,10 @@ def _describe_power_cost(row: Measurement | None, burst_row: Measurement | None,
     parts = [*conditions.throttle_reasons]
     if conditions.watts is not None:
         is_at_limit = limit is not None and conditions.watts >= _MIN_POWER_LIMIT_SHARE * limit
-        of_limit = f" of {limit:.0f}" if limit else ""
-        parts.insert(0, f"{'power limit: ' if is_at_limit else ''}{conditions.watts:.0f}{of_limit} W")
+        parts.insert(
+            0,
+            f"{'power limit: ' if is_at_limit else ''}{conditions.watts:.0f}{f' of {limit:.0f}' if limit else ''} W",
+        )
         parts.append(f"{conditions.watts / row.best_rate:.3f} J/TFLOP")
     if conditions.clock_hz:
         parts.append(f"{conditions.clock_hz / 1e6:.0f} MHz requested")

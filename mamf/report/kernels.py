@@ -81,10 +81,12 @@ class BestKernel:
 
     - ``row``: the row of the best kernel.
     - ``runner_up``: the row of the second-best kernel, None if no other kernel has a rate.
+    - ``ranked``: the rows of all kernels that have a rate, the fastest first.
     """
 
     row: Measurement
     runner_up: Measurement | None
+    ranked: Sequence[Measurement]
 
     @property
     def lead(self) -> float | None:
@@ -103,7 +105,7 @@ def find_best_kernels(rows: Iterable[Measurement], min_kernel_count: int = 2) ->
     for group in group_rows(rows, has_group_per_shape=True).values():
         ranked = rank_rows({row.kernel: row for row in reversed(group) if row.ok}.values())
         if ranked and len({row.kernel for row in group}) >= min_kernel_count:
-            best_kernels.append(BestKernel(ranked[0], ranked[1] if len(ranked) > 1 else None))
+            best_kernels.append(BestKernel(ranked[0], ranked[1] if len(ranked) > 1 else None, ranked))
     return best_kernels
 
 
@@ -169,10 +171,7 @@ def make_best_kernel_table(
         max_shown_rows=top,
         get_remarks=lambda each: (
             [f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} %: another kernel may be best"]
-            if any(
-                has_card_drifted(row, shares.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE)
-                for row in filter(None, (each.row, each.runner_up))
-            )
+            if any(has_card_drifted(row, shares.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in each.ranked)
             else []
         ),
         get_label=lambda each: ", ".join(filter(None, (str(each.row.shape), name_by_id[id(each)]))),

@@ -114,10 +114,12 @@ def test_the_best_kernel_of_each_shape_is_named(both):
     ]
 
 
-def test_a_best_kernel_on_a_device_that_drifted_far_has_a_remark(both, monkeypatch):
-    table = make_best_kernel_table(find_best_kernels(both), ShareCalculator(HEADER), None)
+@pytest.mark.parametrize("place", ["second", "last"])
+def test_a_best_kernel_is_doubted_if_any_kernel_of_its_shape_ran_on_a_device_that_drifted_far(both, monkeypatch, place):
+    last = replace(both[0], kernel="slowest", samples=tuple(2 * each for each in both[0].samples))
+    table = make_best_kernel_table(find_best_kernels([*both, last]), ShareCalculator(HEADER), None)
     assert table.notes == []
-    drifted = both[0]  # the second-best kernel of the first shape
+    drifted = both[0] if place == "second" else last
     monkeypatch.setattr(kernels, "has_card_drifted", lambda row, ceilings, limit: row is drifted and limit == 0.1)
     (note,) = table.notes
     assert note == f"{drifted.shape}: device speed drifted by more than 10 %: another kernel may be best"

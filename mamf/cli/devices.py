@@ -111,8 +111,9 @@ def measure_on_devices(options: argparse.Namespace, run_command: RunCommand) -> 
 
 
 def _read_requested_devices(options: argparse.Namespace) -> list[int]:
-    """Return the indices of the devices that --devices names, or an empty list without this option. Raises UsageError
-    if --devices mixes words and indices, or if --device is given too.
+    """Return the indices of the devices that --devices names. Without this option, return an empty list, but for a new
+    run of ``mamf verify`` without --device all devices. Raises UsageError if --devices mixes words and indices, or if
+    --device is given too.
     """
     indices = sorted(set(options.devices or ()))
     if indices and options.device is not None:
@@ -413,7 +414,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     run.write_run_file(folder)
     with SignalHandler():
         try:
-            _watch_node_children(options, folder, run, watch)
+            _run_node_children(options, folder, run, watch)
             run.is_over = True
         except KeyboardInterrupt:
             warn("interrupted (exit code 130): the verdict covers only what was measured; run again in a new folder")
@@ -426,7 +427,7 @@ def measure_node_devices(options: argparse.Namespace, indices: list[int]) -> tup
     return folder, run, [replace(device, address=watch.bus_addresses.get(device.index)) for device in devices]
 
 
-def _watch_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
+def _run_node_children(options: argparse.Namespace, folder: Path, run: NodeRun, watch: ChildWatch) -> None:
     commands = {
         index: [
             *(sys.executable, "-m", "mamf", "node", "--led", str(index), str(len(run.devices))),

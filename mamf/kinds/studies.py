@@ -197,7 +197,9 @@ class ReproduceKind(RunKind):
         return sum(each.measured_row is None for each in judge_claims(setup.plan.options, setup.rows))
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:
-        raise UsageError(f"{log.path} is a reproduction, whose table has all rates: print it with 'mamf show'")
+        raise UsageError(
+            f"{log.path} is a log of 'mamf reproduce', which has no picture: print its rates with 'mamf show'"
+        )
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         options: ReproduceOptions = log.plan.options

@@ -121,7 +121,8 @@ class RunLogWriter(contextlib.AbstractContextManager["RunLogWriter"]):
             self._copy.truncate(size)
             with contextlib.suppress(OSError):
                 os.ftruncate(self._descriptor, size)
-            # The message names the file without its folder, because the log's summary stores the message.
+            # Leave the folder out of the message: the log's summary stores the message, and a log must not contain the
+            # user's folders.
             raise RunLogWriteError(
                 f"cannot write the log {self.path.name}: {error.strerror}; it contains all earlier rows"
             ) from None

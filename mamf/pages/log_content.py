@@ -168,7 +168,11 @@ def _make_command_parts(command: str) -> list[PagePart]:
     command = _OUTPUT_OPTION_PATTERN.sub("", command)
     return [
         CopyableCommand(command),
-        *([Lines(["The log does not contain the author's folders: replace <path>."])] if "<path>" in command else []),
+        *(
+            [Lines(["The log leaves out the author's folders: replace each <path> with a path on your machine."])]
+            if "<path>" in command
+            else []
+        ),
     ]
 
 

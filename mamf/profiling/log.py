@@ -423,8 +423,8 @@ def make_ranks_document(ranks: ProfilesByRank, expected_rank_count: int = 0) -> 
         ),
         Lines(
             [
-                "times are in ms per step; exposed communication: time in which only communication runs, with waiting; "
-                "own: step time minus exposed communication",
+                "times are in ms per step; exposed communication: time in which only communication runs, with waiting, "
+                "minus the time by which the profiler made the step longer; own: step time minus exposed communication",
                 "to see the profile of one rank: mamf show FOLDER/rank-N.jsonl",
             ]
         ),

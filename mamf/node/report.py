@@ -170,7 +170,8 @@ def make_node_chart(devices: Sequence[NodeDevice], verdict: NodeVerdict) -> Char
         notes=(
             describe_slowest_device(devices),
             *(finding.text for finding in verdict.findings[:_MAX_CHART_FINDINGS]),
-            "spread: highest value relative to lowest; bars: 95 % repeat intervals; each panel has its own scale",
+            f"{'spread: highest value relative to lowest; ' if len(devices) > 1 else ''}bars: 95 % repeat intervals; "
+            "each panel has its own scale",
         ),
         is_connected=False,
         has_intervals=True,

@@ -65,8 +65,10 @@ def make_log_chart(
         )
     chart, notes = kind.make_chart(log, regime, directions), list[str]()
     if any(has_card_drifted(row, log.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in log.measurements):
-        limit = f"{100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} %"
-        notes.append(f"device speed drifted by more than {limit} during the run: do not compare the rates with others")
+        notes.append(
+            f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % and out of the ceiling's "
+            "interval during the run: do not compare the rates with others"
+        )
     if log.tier == "interrupted":
         notes.append("the run was interrupted: the best shape may be missing")
     return replace(chart, notes=(*chart.notes, *notes)) if notes else chart

@@ -170,7 +170,10 @@ def make_best_kernel_table(
         "best_kernels",
         max_shown_rows=top,
         get_remarks=lambda each: (
-            [f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} %: another kernel may be best"]
+            [
+                f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % and out of the ceiling's "
+                "interval: another kernel may be best"
+            ]
             if any(has_card_drifted(row, shares.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in each.ranked)
             else []
         ),

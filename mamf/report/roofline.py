@@ -203,8 +203,9 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
         )
     if drifted_count := sum(point.has_drifted for point in known):
         yield (
-            f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % since the ceiling was "
-            f"measured: do not compare the rates of {format_count(drifted_count, 'row')} with others"
+            f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % and out of the ceiling's "
+            "interval since the ceiling was measured: do not compare the rates of "
+            f"{format_count(drifted_count, 'row')} with others"
         )
     for name, regime in roofs.noisy_keys:
         yield f"no {name} roof in {regime}, because its ceiling is too noisy: measure it again while nothing else runs"

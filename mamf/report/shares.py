@@ -259,7 +259,10 @@ class ShareCalculator:
             is_large = has_card_drifted(row, self.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE)
             limit = MAX_COMPARABLE_DRIFT_SHARE if is_large else MAX_DRIFT_SHARE
             advice = ", so do not compare this rate with others: measure again on an idle device" if is_large else ""
-            yield f"device speed drifted by more than {100 * limit:.0f} % since the ceiling was measured{advice}"
+            yield (
+                f"device speed drifted by more than {100 * limit:.0f} % and out of the ceiling's interval since the "
+                f"ceiling was measured{advice}"
+            )
         mamfu = compute_mamfu(row, self.measured_ceilings)
         # Drift of the device's speed and the error of the timer can raise MAMFU to at most ``max_plausible_mamfu``.
         max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)

@@ -122,7 +122,8 @@ def test_a_best_kernel_is_doubted_if_any_kernel_of_its_shape_ran_on_a_device_tha
     drifted = both[0] if place == "second" else last
     monkeypatch.setattr(kernels, "has_card_drifted", lambda row, ceilings, limit: row is drifted and limit == 0.1)
     (note,) = table.notes
-    assert note == f"{drifted.shape}: device speed drifted by more than 10 %: another kernel may be best"
+    remark = "device speed drifted by more than 10 % and out of the ceiling's interval: another kernel may be best"
+    assert note == f"{drifted.shape}: {remark}"
 
 
 def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import platform
 import shutil
@@ -22,6 +23,9 @@ _CACHE_DIRECTORY = Path("/sys/devices/system/cpu/cpu0/cache")
 _CPUINFO_FILE = Path("/proc/cpuinfo")
 _BFLOAT16_CPU_FLAGS = ("avx512_bf16", "amx_bf16", "bf16")
 _MIN_WARNED_BUSY_PERCENT = 20.0
+#: Parameters of glibc's ``mallopt``, by their numbers in malloc.h, with the highest values that glibc itself chooses
+#: (see ``keep_freed_memory``).
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = (-3, 32 * MIB), (-1, 64 * MIB)
 
 
 class CpuSensors:
@@ -111,6 +115,7 @@ class CpuBackend(HostTimedBackend):
     def setup(self) -> None:
         # If the CPU has no bfloat16 instructions, prefer float32, because torch emulates bfloat16 much more slowly.
         self.default_dtype = "bfloat16" if has_native_bfloat16() else "float32"
+        keep_freed_memory()
 
     def explain_missing_compiler(self) -> Unavailability | None:
         if any(map(shutil.which, _CPP_COMPILERS)):
@@ -205,6 +210,19 @@ def read_cpu_field(name: str) -> str | None:
 
 def read_cpu_name() -> str:
     return read_cpu_field("model name") or platform.processor() or platform.machine()
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep freed blocks of up to 32 MiB in the process, so that the next launch does not fetch new pages.
+
+    By default, glibc begins to keep such blocks only after the process has freed some. The rate of a kernel that
+    allocates memory in each launch then depends on what the process did before: ``compiled-eager`` was twice as fast
+    after a search for ceilings. Do nothing if the C library has no ``mallopt``.
+    """
+    with suppress(OSError, AttributeError, TypeError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter, value in (_MMAP_THRESHOLD, _TRIM_THRESHOLD):
+            mallopt(parameter, value)
 
 
 def has_native_bfloat16() -> bool:

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -213,6 +214,16 @@ def test_the_cpu_defaults_to_bfloat16_only_where_it_is_native(cpu_module, monkey
     path.write_text(f"model name\t: Some CPU\n{flags}\n")
     monkeypatch.setattr(cpu_module, "_CPUINFO_FILE", path)
     assert open_backend("cpu").default_dtype == dtype
+
+
+def test_the_cpu_keeps_freed_memory_so_that_rates_do_not_depend_on_earlier_work(cpu_module, monkeypatch):
+    given = []
+    library = SimpleNamespace(mallopt=lambda *parameter_and_value: given.append(parameter_and_value))
+    monkeypatch.setattr(cpu_module.ctypes, "CDLL", lambda name: library)
+    open_backend("cpu")
+    assert given == [(-3, 32 << 20), (-1, 64 << 20)]
+    monkeypatch.setattr(cpu_module.ctypes, "CDLL", lambda name: SimpleNamespace())  # no glibc, such as on macOS
+    open_backend("cpu")
 
 
 @pytest.mark.parametrize("error", [None, NotImplementedError("can't find current frequency file"), OSError()])

@@ -102,7 +102,7 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
         f"throttled by {', '.join(conditions.throttle_reasons)}" if conditions.throttle_reasons else "",
     ]
     return [
-        f"{ceiling.regime}{CEILING_TITLE_SUFFIXES[ceiling.regime]}: {_describe_interval(ceiling, rows)}",
+        f"{ceiling.regime}{CEILING_TITLE_SUFFIXES[ceiling.regime]}: {describe_interval(ceiling, rows)}",
         *(f"    {line}" for line in details if line),
     ]
 
@@ -151,7 +151,8 @@ def _describe_temperature(ceiling: Ceiling) -> str:
     )
 
 
-def _describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
+def describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
+    """Say from which measurements the interval of a ceiling follows, or why it is unknown."""
     if has_faster_visit(ceiling, rows):
         return (
             "the interval is unknown: this shape was faster earlier in the run, so something probably slowed the "

@@ -16,6 +16,7 @@ from mamf.logs.records import round_to_six_digits
 from mamf.logs.run_log import CeilingsByProblemAndRegime
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
+from mamf.report.ceilings import describe_interval
 from mamf.report.document import (
     Answer,
     Block,
@@ -50,7 +51,13 @@ from mamf.report.rows import (
     make_row_columns,
     rank_rows,
 )
-from mamf.report.shares import ShareCalculator, make_ceiling_table, make_problem_title, summarize_ceiling
+from mamf.report.shares import (
+    ShareCalculator,
+    make_ceiling_table,
+    make_ceiling_title,
+    make_problem_title,
+    summarize_ceiling,
+)
 
 
 def choose_baselines(rows: Iterable[Measurement], name: str | None) -> dict[RowGroupKey, Measurement | None]:
@@ -354,7 +361,11 @@ def make_kernels_document(
         *shares.describe_ceilings(rows),
     ]
     with_ceiling = {(each.regime, each.problem) for each in (confirmed_ceilings or {}).values()}
-    answers: list[str] = []
+    answers = [
+        f"{make_ceiling_title(each)}: {describe_interval(each, rows)}"
+        for each in (confirmed_ceilings or {}).values()
+        if not each.interval.is_known
+    ]
     for (regime, problem, _), group in group_rows(rows).items():
         answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
     for regime in dict.fromkeys(row.regime for row in rows):

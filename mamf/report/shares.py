@@ -64,8 +64,8 @@ def make_problem_title_in_words(regime: str, problem: Any) -> str:
 
 
 def make_ceiling_title(ceiling: Ceiling) -> str:
-    """Return the title of a ceiling: ``burst (MAMF), bfloat16``."""
-    name = CEILING_TITLE_SUFFIXES[ceiling.regime] if sets_compute_ceiling(ceiling.problem.operation) else ""
+    """Return the title of a ceiling: ``burst (MAMF), bfloat16``, or ``burst ceiling, float32, copy``."""
+    name = CEILING_TITLE_SUFFIXES[ceiling.regime] if sets_compute_ceiling(ceiling.problem.operation) else " ceiling"
     return make_problem_title_in_words(f"{ceiling.regime}{name}", ceiling.problem)
 
 
@@ -326,8 +326,10 @@ class ShareCalculator:
         peak = find_datasheet_rate(device["name"], row.problem.dtype, device["compute_units"])
         if peak is None or row.work.unit != "TFLOPS":
             return ""
-        share = format_percent(row.best_rate * TERA / peak.flops)
-        return f"{share} % of {peak.tflops:g}, the dense {peak.dtype} peak of {peak.device_label}"
+        return (
+            f"{format_percent(row.best_rate * TERA / peak.flops)} % of {peak.tflops:g}, the dense {peak.dtype} peak of "
+            f"{peak.device_label}"
+        )
 
 
 def describe_missing_roofs(rows: Iterable[Measurement], roofs: Roofs) -> list[str]:

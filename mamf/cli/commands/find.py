@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
   mamf find --dtype bfloat16 float16 fp8        one dtype after the other, one log each
-  mamf find --kernel torch.mm cublaslt          also search cuBLASLt's algorithms
+  mamf find --kernel torch.mm cublaslt          try only these two kernels
   mamf find --quick                             both ceilings in 15 s, on a CPU in 40 s
   mamf find --operation NAME --help             the options for ceilings of another operation
   mamf find --operation bandwidth --set pattern=copy,read,write,triad

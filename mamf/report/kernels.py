@@ -189,9 +189,11 @@ def make_best_kernel_table(
 
 
 def describe_best_kernel_counts(best_kernels: Sequence[BestKernel]) -> str:
-    """Return a line that says for how many shapes each kernel is the best one."""
+    """Return a line that says in how many rows of the table of best kernels each kernel stands."""
     counts = Counter(each.row.kernel for each in best_kernels).most_common()
-    return f"number of shapes that each kernel is best on: {', '.join(f'{kernel} {count}' for kernel, count in counts)}"
+    return "how often each kernel is first in this table, tied or not: " + ", ".join(
+        f"{kernel} {count}" for kernel, count in counts
+    )
 
 
 def make_ranking_table(

@@ -73,8 +73,8 @@ def add_options(parser: CommandParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="find both ceilings in 15 s, or in 40 s on a CPU: search only smaller shapes, measure each shape fewer "
-        "times, and only with the kernel that is fastest in a short trial",
+        help="find both ceilings in 15 s, or in 40 s on a CPU: measure each shape fewer times, and only with the "
+        "kernel that is fastest in a short trial; an accelerator runs only smaller shapes",
     )
     add_shared_options(search_group, "--precision")
     add_device_options(parser)

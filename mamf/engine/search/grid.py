@@ -57,7 +57,7 @@ _SUSTAINED_OPERAND_SET_COUNT = 3
 _QUICK_GRID_SHAPE_COUNT, _QUICK_REFINEMENT_COUNT = 40, 48
 #: Seconds that a quick search adds to its budget for each kernel that must be compiled.
 _SECONDS_PER_COMPILED_KERNEL = 4.0
-#: The maximum FLOP of a shape in a quick search, as a share of the maximum FLOP in a thorough search.
+#: The maximum FLOP of a shape in a quick search on an accelerator, as a share of the maximum FLOP in a thorough search.
 _QUICK_FLOP_SHARE = 0.25
 
 
@@ -194,7 +194,7 @@ def plan_search(
     try:
         flops = measure_matmul_flops(kernels[0], problem, backend)
         grid = make_grid(backend, problem, flops, budget_seconds, scouts)
-        if is_quick:
+        if is_quick and backend.is_accelerator:  # A CPU reaches its ceiling only with larger shapes.
             grid = replace(grid, most_flop=_QUICK_FLOP_SHARE * grid.most_flop)
     except UnsupportedError:  # The row of this single shape will say why the kernel does not support the problem.
         grid, scouts, refinements = MatmulGrid(*((MIN_PROBE_SIZE,),) * 3), 1, 0

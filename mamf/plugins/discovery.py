@@ -302,12 +302,12 @@ def find_usable_backend_name() -> str:
 
 def count_devices(backend_name: str) -> int:
     """Return the number of devices of a backend. Raises UnavailableError with the reason if the backend is unavailable,
-    and the errors of ``load_backend_class``.
+    PluginError if one of its methods fails, and the errors of ``load_backend_class``.
     """
-    backend_class = load_backend_class(backend_name)
-    if reason := backend_class.explain_unavailability():
-        raise UnavailableError(f"backend {backend_name} is not available: {reason}")
-    return backend_class.count_devices()
+    plugin_class, label = load_backend_class(backend_name), f"backend {backend_name}"
+    if reason := wrap_method_with_checks(plugin_class, Backend, "explain_unavailability", label)():
+        raise UnavailableError(f"{label} is not available: {reason}")
+    return int(wrap_method_with_checks(plugin_class, Backend, "count_devices", label)())
 
 
 def open_backend(name: str = "auto", index: int | None = 0) -> Backend:

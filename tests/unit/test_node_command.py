@@ -64,6 +64,18 @@ def test_an_unavailable_backend_is_refused_with_its_reason(run, monkeypatch, com
     assert (found, out, " ".join(err.split())) == (code, "", expected)
 
 
+@pytest.mark.parametrize("method", ["explain_unavailability", "count_devices"])
+@pytest.mark.parametrize("command", ["node", "verify", "overlap"])
+def test_a_backend_that_cannot_say_how_many_devices_it_has_is_broken(run, monkeypatch, command, method):
+    def fail(cls):
+        raise ValueError("no driver answers")
+
+    monkeypatch.setattr(simulated_node.Node, method, classmethod(fail))
+    code, out, err = run(command, "--backend", "simulated")
+    expected = f"mamf: backend simulated is broken: {method} raised ValueError: no driver answers"
+    assert (code, out, " ".join(err.split())) == (3 if command == "node" else 2, "", expected)
+
+
 @pytest.fixture
 def healthy(run, monkeypatch):
     """The command ran on two healthy devices: its exit code and what it said."""

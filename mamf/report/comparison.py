@@ -123,7 +123,7 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
         Column(
             "",
-            "interval",
+            "95 % interval",
             lambda pair: pair.interval if pair.has_known_intervals else None,
             format_ratio_interval,
             drop_priority=3,

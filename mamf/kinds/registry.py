@@ -12,6 +12,7 @@ from mamf.kinds.kind import FindKind, RunKind, SweepKind
 from mamf.logs.run_log import RunLog
 from mamf.operations.unknown import get_operation
 from mamf.plans import SWEEP, VERIFY, Plan
+from mamf.report.shares import format_drift
 
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
@@ -65,10 +66,7 @@ def make_log_chart(
         )
     chart, notes = kind.make_chart(log, regime, directions), list[str]()
     if any(has_card_drifted(row, log.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in log.measurements):
-        notes.append(
-            f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % and out of the ceiling's "
-            "interval during the run: do not compare the rates with others"
-        )
+        notes.append(f"{format_drift()} during the run: do not compare the rates with others")
     if log.tier == "interrupted":
         notes.append("the run was interrupted: the best shape may be missing")
     return replace(chart, notes=(*chart.notes, *notes)) if notes else chart

@@ -53,6 +53,7 @@ from mamf.report.rows import (
 )
 from mamf.report.shares import (
     ShareCalculator,
+    format_drift,
     make_ceiling_table,
     make_ceiling_title,
     make_problem_title,
@@ -177,10 +178,7 @@ def make_best_kernel_table(
         "best_kernels",
         max_shown_rows=top,
         get_remarks=lambda each: (
-            [
-                f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % and out of the ceiling's "
-                "interval: another kernel may be best"
-            ]
+            [f"{format_drift()}: another kernel may be best"]
             if any(has_card_drifted(row, shares.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in each.ranked)
             else []
         ),

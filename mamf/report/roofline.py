@@ -45,7 +45,7 @@ from mamf.report.document import (
     make_interval_columns,
     split_shared_parts,
 )
-from mamf.report.shares import describe_missing_roofs
+from mamf.report.shares import describe_missing_roofs, format_drift
 from mamf.statistics import Interval
 
 if TYPE_CHECKING:
@@ -203,8 +203,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
         )
     if drifted_count := sum(point.has_drifted for point in known):
         yield (
-            f"device speed drifted by more than {100 * MAX_COMPARABLE_DRIFT_SHARE:.0f} % and out of the ceiling's "
-            "interval since the ceiling was measured: do not compare the rates of "
+            f"{format_drift()} since the ceiling was measured: do not compare the rates of "
             f"{format_count(drifted_count, 'row')} with others"
         )
     for name, regime in roofs.noisy_keys:

@@ -158,6 +158,13 @@ WRONG_CEILING_TEXT = (
 )
 
 
+def format_drift(limit: float = MAX_COMPARABLE_DRIFT_SHARE) -> str:
+    """Return the words that begin a warning about a card for which ``has_card_drifted`` is true. ``limit``: as for
+    ``has_card_drifted``.
+    """
+    return f"device speed drifted by more than {100 * limit:.0f} % and out of the ceiling's interval"
+
+
 @dataclass(frozen=True)
 class ShareCalculator:
     """Computes the rates of one log as shares of peaks, ceilings and roofs.
@@ -255,14 +262,13 @@ class ShareCalculator:
             if ceiling is not None and ceiling.interval.is_known and row.ok:
                 share = ceiling.compute_utilization(flop=row.flop, seconds=row.comparable_seconds, regime=row.regime)
                 yield f"{100 * share:.0f} % of the {dtype} ceiling"
-        if has_card_drifted(row, self.measured_ceilings):
-            is_large = has_card_drifted(row, self.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE)
-            limit = MAX_COMPARABLE_DRIFT_SHARE if is_large else MAX_DRIFT_SHARE
-            advice = ", so do not compare this rate with others: measure again on an idle device" if is_large else ""
+        if has_card_drifted(row, self.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE):
             yield (
-                f"device speed drifted by more than {100 * limit:.0f} % and out of the ceiling's interval since the "
-                f"ceiling was measured{advice}"
+                f"{format_drift()} since the ceiling was measured, so do not compare this rate with others: measure "
+                "again on an idle device"
             )
+        elif has_card_drifted(row, self.measured_ceilings):
+            yield f"{format_drift(MAX_DRIFT_SHARE)} since the ceiling was measured"
         mamfu = compute_mamfu(row, self.measured_ceilings)
         # Drift of the device's speed and the error of the timer can raise MAMFU to at most ``max_plausible_mamfu``.
         max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mamf.cli.terminal import find_terminal_width, print_lines, print_wrapped_line
+from mamf.cli.terminal import find_terminal_width, print_line, print_lines
 from mamf.errors import UsageError
 from mamf.text import wrap_line
 
@@ -216,7 +216,7 @@ class CommandParser(argparse.ArgumentParser):
                     hint = f"; measure this operation with 'mamf {command} --operation {invalid[1]}'"
                 hint = hint or "; mamf --help lists all commands"
             message += hint
-        print_wrapped_line(f"{self.prog}: {message}", sys.stderr)
+        print_line(f"{self.prog}: {message}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
 

@@ -74,27 +74,25 @@ def redirect_reports(stream: TextIO) -> Iterator[None]:
         _REPORT_STREAMS.pop(0)
 
 
-def print_line(line: str, stream: TextIO | None = None) -> None:
-    """Print a line with control characters escaped, by default to the stream for reports."""
-    _write_to_stream(f"{escape_invisible_characters(line)}\n", stream or get_report_stream())
+def print_line(line: str, stream: TextIO | None = None, indent: int = 4) -> None:
+    """Print a line with control characters escaped, by default to the stream for reports. If it is wider than the
+    terminal, break it at spaces and begin each further line with ``indent`` spaces.
+    """
+    stream = stream or get_report_stream()
+    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_width(stream), indent)}\n", stream)
 
 
 def print_lines(text: str) -> None:
-    """Print several lines of text, such as a report, to the stream for reports. Escape control characters."""
+    """Print lines of text that must not be broken, such as a report or a command, to the stream for reports. Escape
+    control characters.
+    """
     _write_to_stream("\n".join(map(escape_invisible_characters, text.split("\n"))), get_report_stream())
 
 
 def warn(line: str) -> None:
     """Print an error or a warning to stderr, in a line that begins with ``mamf:``. Do nothing if stderr is closed."""
     with contextlib.suppress(OSError):
-        print_wrapped_line(f"mamf: {line}", sys.stderr)
-
-
-def print_wrapped_line(line: str, stream: TextIO, indent: int = 4) -> None:
-    """Print a line to ``stream``. If it is wider than the terminal, break it at spaces and begin each further line with
-    ``indent`` spaces.
-    """
-    _write_to_stream(f"{wrap_line(escape_invisible_characters(line), find_terminal_width(stream), indent)}\n", stream)
+        print_line(f"mamf: {line}", sys.stderr)
 
 
 def _write_to_stream(text: str, stream: TextIO) -> None:

@@ -1,6 +1,6 @@
 """mamf autoprofile: one folder whose SUMMARY.md follows from its logs, in virtual time."""
 
-import os
+import re
 import shutil
 import signal
 import sys
@@ -11,7 +11,12 @@ import pytest
 from test_counters_command import printed
 
 from mamf.cli import main
-from mamf.cli.commands.autoprofile import HEADING_BY_LOG_FILE, SUMMARY_FILE_NAME, make_summary_markdown
+from mamf.cli.commands.autoprofile import (
+    HEADING_BY_LOG_FILE,
+    SUMMARY_FILE_NAME,
+    AutoprofileCommands,
+    make_summary_markdown,
+)
 from mamf.errors import NothingProfiledError
 from mamf.logs.run_log import read_run_log
 from mamf.profiling.counters import ncu
@@ -128,17 +133,28 @@ def test_counters_are_of_the_fastest_kernels_on_the_shape_with_the_most_work(fol
     assert "bound by launch (its kernel runs for" in text_of(folder)
 
 
-def test_nsys_traces_the_step_if_it_is_installed(folder, tmp_path, monkeypatch):
-    (tmp_path / "bin").mkdir()
-    nsys = tmp_path / "bin" / "nsys"
-    nsys.write_text('#!/bin/sh\necho "$@" > out/step.nsys-rep\n')
-    nsys.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{nsys.parent}{os.pathsep}{os.environ['PATH']}")
-    for _ in range(2):
-        assert main(ASKED) == 0
-    command = (folder / "step.nsys-rep").read_text()
-    assert command.startswith("profile --capture-range=cudaProfilerApi --output out/step.nsys-rep ")
-    assert " -m mamf profile --nvtx " in command
+def make_ceilings_noisy(folder):
+    """Widen the intervals in ceilings.jsonl until they are unknown. Return the new text of the log."""
+    log = folder / "ceilings.jsonl"
+    log.write_text(re.sub(r'"interval_tflops": \[[^,]+, [^]]+', '"interval_tflops": [1.0, 90000.0', log.read_text()))
+    return log.read_text()
+
+
+def test_ceilings_with_an_unknown_interval_are_measured_again(folder, capsys):
+    log, noisy = folder / "ceilings.jsonl", make_ceilings_noisy(folder)
+    assert main(ASKED) == 0
+    assert all(ceiling.interval.is_known for ceiling in read_run_log(log).ceilings.values())
+    assert (folder / "ceilings.noisy").read_text() == noisy, "nothing is lost"
+
+
+def test_kernels_wait_for_a_ceiling_with_a_known_interval(folder, monkeypatch, capsys):
+    (folder / "kernels.jsonl").unlink()
+    monkeypatch.setattr(AutoprofileCommands, "_set_noisy_ceilings_aside", lambda self: None)
+    make_ceilings_noisy(folder)
+    assert main(ASKED) == 1
+    reason = "too noisy to compare rates with it: run 'mamf autoprofile' again while nothing else runs\n"
+    assert reason in text_of(folder)
+    assert reason in " ".join(capsys.readouterr().err.split()) + "\n"
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,8 @@ and write the page SUMMARY.md, which summarizes their reports, into this folder.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shlex
-import shutil
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from mamf.backend import Backend
 from mamf.cli import run_command
-from mamf.cli.terminal import add_device_options, add_shared_options, print_line, warn
+from mamf.cli.terminal import add_device_options, add_shared_options, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE
 from mamf.errors import MamfError, UnavailableError, UsageError
-from mamf.files import make_folder, write_file_atomically
+from mamf.files import make_folder, write_file_atomically, yield_numbered_paths
 from mamf.plans import BURST, SUSTAINED
 from mamf.text import Markup, escape_markdown
 
@@ -77,18 +76,18 @@ def run_with_options(options: argparse.Namespace) -> int:
     exit_code, skip_reasons = 0, dict[str, str]()
     try:
         for name, command in commands.yield_commands():
-            print_line(f"-- mamf {shlex.join(command)}")
+            print_lines(f"-- mamf {shlex.join(command)}")
             try:
                 if run_command(command) == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt
             except MamfError as error:
                 if error.exit_code == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt from None
-                warn(str(error))
-                skip_reasons[name] = str(error)
+                reason = str(error).replace("measure it again with 'mamf find'", "run 'mamf autoprofile' again")
+                skip_reasons[name] = reason.replace(", or give --no-ceiling instead of --ceiling", "")
+                warn(skip_reasons[name])
                 # A missing chart does not change the exit code, because the summary is useful without the chart.
                 exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code
-        commands.record_step_with_nsys()
     except KeyboardInterrupt:
         exit_code = INTERRUPTED_EXIT_CODE
     write_file_atomically(
@@ -123,6 +122,7 @@ class AutoprofileCommands:
         The caller must run each command before it takes the next one, because the arguments of a command may depend on
         earlier logs.
         """
+        self._set_noisy_ceilings_aside()
         is_accelerator = self.backend.is_accelerator
         dtype_options = ["--dtype", self.dtype] if self.dtype else []
         yield self._make_resumable_command(
@@ -156,28 +156,16 @@ class AutoprofileCommands:
                 picture = str(self.folder / f"{name}.png")
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
-    def record_step_with_nsys(self) -> None:
-        """Run the training step of the model under NVIDIA's profiler nsys, and save the report of nsys in the folder.
-        Do nothing if nsys is not installed.
+    def _set_noisy_ceilings_aside(self) -> None:
+        """Rename ceilings.jsonl if the interval of one of its ceilings is unknown, so that mamf searches for the
+        ceilings again: to resume a complete search would measure nothing.
         """
-        import subprocess
+        from mamf.logs.run_log import read_run_log
 
-        nsys, report = shutil.which("nsys"), self.folder / "step.nsys-rep"
-        if nsys is None or not self.backend.is_accelerator or report.exists():
-            return
-        profile = [
-            sys.executable,
-            "-m",
-            "mamf",
-            "profile",
-            "--nvtx",
-            *self._device_options,
-            *self._make_model_step_arguments(),
-        ]
-        command = [nsys, "profile", "--capture-range=cudaProfilerApi", "--output", str(report), *profile]
-        print_line(f"-- {shlex.join(command)}")
-        if exit_code := subprocess.run(command, check=False).returncode:
-            warn(f"nsys failed with exit code {exit_code}: {self.folder / 'step.nsys-rep'} is missing or incomplete")
+        log = self.folder / "ceilings.jsonl"
+        with contextlib.suppress(MamfError, OSError):  # ``mamf find`` reports a log that cannot be read
+            if not all(ceiling.interval.is_known for ceiling in read_run_log(log).ceilings.values()):
+                log.rename(next(path for path in yield_numbered_paths(log.with_suffix(".noisy")) if not path.exists()))
 
     def _has_log(self, log_name: str) -> bool:
         return (self.folder / f"{log_name}.jsonl").exists()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.terminal import get_report_stream, print_line, print_wrapped_line
+from mamf.cli.terminal import print_line
 
 EXAMPLES = """examples:
   mamf backends     list each backend with its devices, or the reason why it has none
@@ -27,8 +27,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     for status in statuses:
         if status.unavailability is not None:
             reason, remedy = status.unavailability.reason, status.unavailability.remedy
-            print_wrapped_line(f"{status.name:{width}} unavailable: {reason}", get_report_stream(), width + 5)
-            print_wrapped_line(f"{'':{width}} to enable it: {remedy}", get_report_stream())
+            print_line(f"{status.name:{width}} unavailable: {reason}", indent=width + 5)
+            print_line(f"{'':{width}} to enable it: {remedy}")
             continue
         for index, device in enumerate(status.device_names):
             print_line(f"{status.name if index == 0 else '':{width}} device {index}: {device}")

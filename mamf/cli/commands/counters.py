@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mamf.cli.parser import CommandParser
 from mamf.cli.planning import AnyOperation, add_launch_options
 from mamf.cli.session import Session, run_kernel_session
-from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_line
+from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_lines
 from mamf.cli.watching import FAILURE_EXIT_CODE
 from mamf.errors import UnavailableError, UsageError
 from mamf.operation import MeasurementRequest
@@ -97,7 +97,7 @@ class CountersSession(Session):
     def print_plan(self) -> None:
         super().print_plan()
         for _, problem, shape, kernel in self.measured_run.remaining_row_keys:
-            print_line(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
+            print_lines(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
 
     def is_run_complete(self) -> bool:
         from mamf.profiling.counters.counting import find_rows_without_counters

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from mamf.cli.terminal import add_device_options, get_report_stream, print_line, print_wrapped_line, warn
+from mamf.cli.terminal import add_device_options, print_line, warn
 
 EXAMPLES = """examples:
   mamf doctor                  check the first accelerator and the machine; mamf changes nothing
@@ -30,7 +30,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         print_line("no accelerator is available: 'mamf backends' says why")
     findings = [*run_machine_checks(backend), *replace_assumed_traits(backend, warn)]
     for finding in findings:
-        print_wrapped_line(format_check_result(finding), get_report_stream())
+        print_line(format_check_result(finding))
     count = len(select_warnings(findings))
     print_line("there is nothing to fix" if not count else f"findings to fix: {count}; mamf itself changes no setting")
     return 0

@@ -156,9 +156,9 @@ def format_ratio_interval(interval: Interval) -> str:
 
 
 def format_change_interval(pair: RowPair) -> str:
-    """Format the interval of the ratio of two rates as changes in percent: ``-1.20 to +0.35``."""
+    """Format the interval of the ratio of two rates as changes in percent: ``95 % interval: -1.20 to +0.35``."""
     if pair.has_known_intervals and pair.interval.high < _MAX_INTERVAL_RATIO * pair.interval.low:
-        return f"{100 * (pair.interval.low - 1):+.2f} to {100 * (pair.interval.high - 1):+.2f}"
+        return f"95 % interval: {100 * (pair.interval.low - 1):+.2f} to {100 * (pair.interval.high - 1):+.2f}"
     return "of unknown accuracy"
 
 

@@ -97,14 +97,22 @@ class BestKernel:
     ranked: Sequence[Measurement]
 
     @property
+    def is_lead_unknown(self) -> bool:
+        """Whether there is a second-best kernel, but its interval or that of the best kernel is unknown."""
+        return self.runner_up is not None and not (self.row.interval.is_known and self.runner_up.interval.is_known)
+
+    @property
     def lead(self) -> float | None:
         """By which share of the second-best kernel's rate the best kernel is faster. None if there is no second-best
         kernel, or if the kernels are tied: their intervals overlap, or one is unknown.
         """
-        rows = [row for row in (self.row, self.runner_up) if row is not None and row.interval.is_known]
-        if len(rows) < 2 or rows[0].comparable_interval.overlaps(rows[1].comparable_interval):
+        if (
+            self.runner_up is None
+            or self.is_lead_unknown
+            or self.row.comparable_interval.overlaps(self.runner_up.comparable_interval)
+        ):
             return None
-        return rows[0].comparable_rate / rows[1].comparable_rate - 1
+        return self.row.comparable_rate / self.runner_up.comparable_rate - 1
 
 
 def find_best_kernels(rows: Iterable[Measurement], min_kernel_count: int = 2) -> list[BestKernel]:
@@ -152,13 +160,7 @@ def make_best_kernel_table(
             "ahead %",
             lambda each: (
                 each.runner_up
-                and (
-                    format_percent(each.lead)
-                    if each.lead is not None
-                    else "tied"
-                    if each.row.interval.is_known and each.runner_up.interval.is_known
-                    else "unknown"
-                )
+                and ("unknown" if each.is_lead_unknown else "tied" if each.lead is None else format_percent(each.lead))
             ),
             drop_priority=2,
         ),
@@ -178,9 +180,12 @@ def make_best_kernel_table(
         "best_kernels",
         max_shown_rows=top,
         get_remarks=lambda each: (
-            [f"{format_drift()}: another kernel may be best"]
+            "ahead % is unknown, because the interval of one of the two kernels is unknown"
+            if each.is_lead_unknown
+            else "",
+            f"{format_drift()}: another kernel may be best"
             if any(has_card_drifted(row, shares.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in each.ranked)
-            else []
+            else "",
         ),
         get_label=lambda each: ", ".join(filter(None, (str(each.row.shape), name_by_id[id(each)]))),
     )

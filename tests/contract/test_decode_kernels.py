@@ -1,6 +1,7 @@
 """Every kernel over a cache against the float64 reference: libraries' on fakes, torch's own on the CPU."""
 
 import sys
+import warnings
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -184,6 +185,13 @@ def test_a_cache_of_8_bits_is_verified_as_it_is_stored(name, library):
 def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
     verdict = verified(prepared(decode_kernel(name), cpu, shape, DecodeProblem(dtype), sets=2))
     assert verdict.ok, verdict
+
+
+def test_flex_attention_says_on_a_cpu_that_it_is_uncompiled_and_torch_does_not(cpu, recwarn):
+    kernel = prepared(decode_kernel("flex-kvcache"), cpu, "b2h8kv2q1c300d64p128")
+    assert verified(kernel).details["ran"] == "uncompiled, as always on a CPU"
+    warnings.warn("flex_attention called without torch.compile() is slow", stacklevel=1)  # torch does so only once
+    assert not [warning for warning in recwarn if "flex_attention" in str(warning.message)]
 
 
 def test_a_cache_that_does_not_fit_is_out_of_memory_in_a_line(cpu):

@@ -126,6 +126,14 @@ def test_a_best_kernel_is_doubted_if_any_kernel_of_its_shape_ran_on_a_device_tha
     assert note == f"{drifted.shape}: {remark}"
 
 
+def test_a_lead_is_unknown_with_its_reason_if_the_interval_of_either_kernel_is_unknown(both):
+    noisy = replace(both[0], repeatability=replace(both[0].repeatability, run=0.9))
+    table = make_best_kernel_table(find_best_kernels([noisy, *both[1:]]), ShareCalculator(HEADER), None)
+    assert [column.format_cell(table.rows[0]) for column in table.columns if column.title == "ahead %"] == ["unknown"]
+    reason = "ahead % is unknown, because the interval of one of the two kernels is unknown"
+    assert table.notes == [f"{noisy.shape}: {reason}"]
+
+
 def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
     slow, _, faster, _ = both
     shape = slow.regime, slow.problem, slow.shape

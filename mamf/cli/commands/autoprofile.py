@@ -83,8 +83,11 @@ def run_with_options(options: argparse.Namespace) -> int:
             except MamfError as error:
                 if error.exit_code == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt from None
-                reason = str(error).replace("measure it again with 'mamf find'", "run 'mamf autoprofile' again")
-                skip_reasons[name] = reason.replace(", or give --no-ceiling instead of --ceiling", "")
+                skip_reasons[name] = (
+                    str(error)
+                    .replace("measure it again with 'mamf find'", "run 'mamf autoprofile' again")
+                    .replace(", or give --no-ceiling instead of --ceiling", "")
+                )
                 warn(skip_reasons[name])
                 # A missing chart does not change the exit code, because the summary is useful without the chart.
                 exit_code = FAILURE_EXIT_CODE if name in HEADING_BY_LOG_FILE else exit_code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from typing import Any
 
 import torch
@@ -96,12 +97,14 @@ class FlexKvcache(TorchDecodeKernel):
             return flex_attention(q, k, v, block_mask=mask, scale=shape.score_scale, enable_gqa=has_groups)
 
         compiled = compile_with_static_shapes(attend_pages) if backend.is_accelerator else attend_pages
+        # The row says that the kernel ran uncompiled.
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> object:
             q = q.unflatten(0, (shape.batch, -1)).transpose(1, 2)
             return compiled(q, k.transpose(0, 1)[None], v.transpose(0, 1)[None]).transpose(1, 2)
 
-        return PlannedKernel(attend)
+        return PlannedKernel(attend, {} if backend.is_accelerator else {"ran": "uncompiled, as always on a CPU"})
 
 
 def make_block_mask(shape: DecodeShape, tables: CacheTables) -> Any:

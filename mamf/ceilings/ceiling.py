@@ -424,16 +424,16 @@ def compute_mamfu_error(row: Measurement, ceilings: Ceilings) -> float:
 def has_card_drifted(row: Measurement, ceilings: Ceilings, limit: float = MAX_DRIFT_SHARE) -> bool:
     """Return whether the card's speed has changed between the measurement of the ceiling and that of the row.
 
-    The rate of the ceiling's matmul, measured again before and after the row, shows the speed. The change must exceed
-    ``limit`` (a share) or half the width of the ceiling's interval, whichever is larger, plus the relative error of the
-    timer for this matmul.
+    The rate of the ceiling's matmul, measured again before and after the row, shows the speed. This rate must differ
+    from the ceiling by more than ``limit`` (a share) and lie outside the ceiling's interval, both by more than the
+    relative error of the timer for this matmul.
     """
     drift, ceiling = compute_card_drift(row, ceilings), find_row_ceiling(row, ceilings)
     return (
         drift is not None
         and ceiling is not None
         and abs(drift)
-        > max(limit, ceiling.interval.half_width / ceiling.rate)
+        > max(limit, abs((ceiling.interval.high if drift > 0 else ceiling.interval.low) / ceiling.rate - 1))
         + compute_relative_timing_error(row.timer_error_seconds, ceiling.seconds)
     )
 

@@ -17,7 +17,14 @@ from typing import Any
 from mamf.backend import Backend
 from mamf.cli.parser import CommandParser, find_option_value, parse_nonempty_text
 from mamf.cli.terminal import SHARED_OPTIONS, add_shared_options
-from mamf.errors import UnknownNameError, UsageError, count_values, require_known_names, require_rows_within_limit
+from mamf.errors import (
+    MamfError,
+    UnknownNameError,
+    UsageError,
+    count_values,
+    require_known_names,
+    require_rows_within_limit,
+)
 from mamf.operation import (
     MeasurementRequest,
     Operation,
@@ -48,11 +55,24 @@ def make_requested_operation(command_words: Sequence[str] = ()) -> AnyOperation:
     return MatmulOperation()
 
 
+def find_logged_operation(command_words: Sequence[str]) -> AnyOperation | None:
+    """Find the operation of the log that the option --resume or --requeue in ``command_words`` names. Return None
+    without these options, or if mamf cannot read the log or does not know its operation: the command then says so.
+    """
+    if path := find_option_value("--resume", command_words) or find_option_value("--requeue", command_words):
+        from mamf.logs.run_log import read_run_log
+
+        with suppress(MamfError):
+            return make_operation(read_run_log(path).plan.operation)
+    return None
+
+
 def find_operation_to_launch(command_words: Sequence[str]) -> AnyOperation | None:
     """Find the operation to launch in ``command_words``: the operation that the option --operation names or, without
-    this option, the operation of the first word that names a kernel.
+    this option, the operation of the first word that names a kernel or, without such a word, of the log to resume.
 
-    Return None if the words only ask for help. Raises UnknownNameError if no word names a kernel.
+    Return None if the words only ask for help, or name neither. Raises UnknownNameError for the name of a kernel that
+    does not exist.
     """
     if find_option_value("--operation", command_words):
         return make_requested_operation(command_words)
@@ -69,7 +89,7 @@ def find_operation_to_launch(command_words: Sequence[str]) -> AnyOperation | Non
     for word in (*possible_kernels, *(word for word in command_words[1:] if ":" not in word)):
         with suppress(UnknownNameError):
             return find_operation_of_kernel(word)
-    return find_operation_of_kernel(possible_kernels[0]) if possible_kernels else None
+    return find_operation_of_kernel(possible_kernels[0]) if possible_kernels else find_logged_operation(command_words)
 
 
 # -- options -----------------------------------------------------------------------------------------------------------
@@ -184,11 +204,12 @@ def add_launch_options(parser: CommandParser, shapes_option: str) -> None:
     note = f"'{parser.prog} KERNEL --help' lists the options of the kernel's operation."
     if operation := find_operation_to_launch(parser.command_words):
         add_operation_options(parser, operation)
+    parser.set_defaults(requested_operation=operation)
     group = parser.add_argument_group("what to launch", None if operation else note)
     add_shared_options(group, "--operation", default_text="the operation of the kernel")
     add_shared_options(group, shapes_option, dest="shapes", nargs="+")
     synonym = {"--shape": "--shapes", "--shapes": "--shape"}[shapes_option]
-    group.add_argument(synonym, dest="shapes", nargs="+", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    group.add_argument(synonym, dest="shapes", nargs="+", help=argparse.SUPPRESS)
 
 
 # -- values of the options ---------------------------------------------------------------------------------------------

@@ -131,6 +131,9 @@ def test_counters_are_of_the_fastest_kernels_on_the_shape_with_the_most_work(fol
         max(row.work_amount for row in kernels.measurements if row.operation == "attention")
     }
     assert "bound by launch (its kernel runs for" in text_of(folder)
+    # Once counters.jsonl exists, other kernels may become the fastest, but their counters belong to another log.
+    monkeypatch.setattr("mamf.cli.commands.autoprofile._MAX_COUNTED_KERNELS", 1)
+    assert main(ASKED) == 0
 
 
 def make_ceilings_noisy(folder):

@@ -148,7 +148,7 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
     assert row["mamfu"] == pytest.approx(row["flop"] / (row["time_ms"] / 1e3) / 1e12 / row["ceiling_tflops"], rel=1e-6)
     # The same log prints the same, and lacks nothing.
     assert run("show", "run.jsonl", "--format", "json")[1] == out
-    code, _, err = decode("--operation", "decode", "--resume", "run.jsonl")
+    code, _, err = decode("--resume", "run.jsonl")
     assert (code, err) == (0, "")
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import CommandParser, find_option_value
-from mamf.cli.planning import AnyOperation, add_operation_options
+from mamf.cli.planning import AnyOperation, add_operation_options, find_logged_operation
 from mamf.cli.session import Session, print_plan, run_kernel_session
 from mamf.cli.terminal import (
     add_device_options,
@@ -46,7 +46,10 @@ _OPERATION_NAMES = (AttentionOperation.name, DecodeOperation.name)
 
 def add_options(parser: CommandParser) -> None:
     name = find_option_value("--operation", parser.command_words)
-    operation = _choose_operation(name, find_option_value("--preset", parser.command_words))
+    operation = _choose_operation(
+        name, find_option_value("--preset", parser.command_words), find_logged_operation(parser.command_words)
+    )
+    parser.set_defaults(requested_operation=operation)
     # Without --operation, also accept the presets of the operation decode. Such a preset selects decode.
     accepts_decode_presets = name is None and isinstance(operation, AttentionOperation)
     add_operation_options(
@@ -89,9 +92,10 @@ def add_options(parser: CommandParser) -> None:
     add_shared_options(parser, "--format", "--top", "--wide")
 
 
-def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
+def _choose_operation(name: str | None, preset: str | None, logged: AnyOperation | None) -> AnyOperation:
     """Return the operation called ``name``, attention or decode. If ``name`` is None, return the operation that has
-    ``preset``, or attention if ``preset`` is None too. Raises UnknownNameError for an unknown name or preset.
+    ``preset``. If ``preset`` is None too, return attention, or ``logged``, the operation of the log to resume, if it is
+    decode. Raises UnknownNameError for an unknown name or preset.
     """
     operations_by_name: dict[str, AnyOperation] = {
         operation.name: operation for operation in (AttentionOperation(), DecodeOperation())
@@ -104,13 +108,15 @@ def _choose_operation(name: str | None, preset: str | None) -> AnyOperation:
         }
         if preset:
             require_known_names(("preset of attention", preset, operation_names_by_preset))
-        name = operation_names_by_preset.get(preset or "", next(iter(operations_by_name)))
+        name = operation_names_by_preset.get(
+            preset or "", logged.name if logged and logged.name in operations_by_name else AttentionOperation.name
+        )
     require_known_names(("operation of attention", name, operations_by_name))
     return operations_by_name[name]
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    return run_kernel_session(options, _AttentionSession, _choose_operation(options.operation, options.preset))
+    return run_kernel_session(options, _AttentionSession, options.requested_operation)
 
 
 class _AttentionSession(Session):

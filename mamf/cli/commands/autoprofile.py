@@ -76,7 +76,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     exit_code, skip_reasons = 0, dict[str, str]()
     try:
         for name, command in commands.yield_commands():
-            print_lines(f"-- mamf {shlex.join(command)}")
+            print_lines(f"-- mamf {shlex.join(command)}\n")
             try:
                 if run_command(command) == INTERRUPTED_EXIT_CODE:
                     raise KeyboardInterrupt
@@ -140,8 +140,9 @@ class AutoprofileCommands:
         yield self._make_resumable_command(
             "kernels", *arguments, *([] if self._has_log("kernels") else ceiling_options)
         )
-        if counters_arguments := self._make_counters_arguments():
-            yield self._make_resumable_command("counters", "counters", *counters_arguments)
+        # A log of counters has its own kernels: those that were fastest when kernels.jsonl had fewer rows.
+        if command := ["counters"] if self._has_log("counters") else self._make_counters_command():
+            yield self._make_resumable_command("counters", *command)
         if not self._has_log("step"):
             step_count = "3" if is_accelerator else "1"
             yield (
@@ -187,10 +188,10 @@ class AutoprofileCommands:
         log = self.folder / "ceilings.jsonl"
         return ["--ceiling", str(log)] if log.exists() and regime in read_run_log(log).ceilings else []
 
-    def _make_counters_arguments(self) -> list[str]:
-        """Return the arguments for ``mamf counters``. They name the measured shape with the most FLOP, and the
-        attention kernels that are fastest on this shape. If the counters cannot be read here, return no arguments and
-        add to ``skip_reasons``.
+    def _make_counters_command(self) -> list[str]:
+        """Return the arguments of ``mamf counters``. They name the measured shape with the most FLOP, and the attention
+        kernels that are fastest on this shape. If the counters cannot be read here, return no arguments and add to
+        ``skip_reasons``.
         """
         from mamf.logs.run_log import read_run_log
         from mamf.profiling.counters.ncu import find_ncu, make_run_options
@@ -214,6 +215,7 @@ class AutoprofileCommands:
             key=lambda row: row.seconds,
         )
         return [
+            "counters",
             *(row.kernel for row in fastest_first[:_MAX_COUNTED_KERNELS]),
             *make_run_options(largest_row.problem, largest_row.shape),
         ]

@@ -8,7 +8,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from mamf.cli.parser import CommandParser
-from mamf.cli.planning import AnyOperation, add_launch_options
+from mamf.cli.planning import add_launch_options
 from mamf.cli.session import Session, run_kernel_session
 from mamf.cli.terminal import add_device_options, add_run_options, add_shared_options, print_lines
 from mamf.cli.watching import FAILURE_EXIT_CODE
@@ -54,22 +54,10 @@ def add_options(parser: CommandParser) -> None:
 def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import find_ncu
 
-    options.ncu = find_ncu(options.ncu)
-    return run_kernel_session(options, CountersSession, _choose_operation(options))
-
-
-def _choose_operation(options: argparse.Namespace) -> AnyOperation:
-    from mamf.logs.run_log import read_run_log
-    from mamf.plugins.discovery import find_operation_of_kernel, make_operation
-
-    options.kernel = options.kernel or None
-    if options.operation:
-        return make_operation(options.operation)
-    if options.kernel:
-        return find_operation_of_kernel(options.kernel[0])
-    if options.resume is None:
+    if options.requested_operation is None:
         raise UsageError("no KERNEL is given: name at least one ('mamf kernels' lists the names)")
-    return make_operation(read_run_log(options.resume).plan.operation)
+    options.ncu, options.kernel = find_ncu(options.ncu), options.kernel or None
+    return run_kernel_session(options, CountersSession, options.requested_operation)
 
 
 class CountersSession(Session):
@@ -97,7 +85,7 @@ class CountersSession(Session):
     def print_plan(self) -> None:
         super().print_plan()
         for _, problem, shape, kernel in self.measured_run.remaining_row_keys:
-            print_lines(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}")
+            print_lines(f"ncu command: {' '.join(self.ncu.make_command(kernel, problem, shape))}\n")
 
     def is_run_complete(self) -> bool:
         from mamf.profiling.counters.counting import find_rows_without_counters

@@ -188,7 +188,7 @@ def _run_ceiling_searches(options: argparse.Namespace, backend: Backend) -> tupl
                     else ["--requeue" if paths[-1].exists() else "--output", str(paths[-1])]
                 ),
             ]
-            print_lines(f"-- mamf {shlex.join(find_command)}")
+            print_lines(f"-- mamf {shlex.join(find_command)}\n")
             exit_code = max(exit_code, run_command(find_command))
             if exit_code == INTERRUPTED_EXIT_CODE:
                 break

@@ -89,8 +89,8 @@ def read_given_ceilings(
                 alternative = "give --no-ceiling instead of --ceiling" if "no_ceiling" in options else "leave it out"
                 require_known_interval(noisy_ceiling, alternative)
             raise UsageError(
-                f"--ceiling {' '.join(map(str, options.ceiling))} has no {name} {regime} ceiling: add a log that has "
-                "one"
+                f"--ceiling {' '.join(map(str, options.ceiling))} has no {name} {regime} ceiling: add a log of 'mamf "
+                f"{'bandwidth --pattern read' if name == READ_BANDWIDTH_KEY else 'find'}' that has one"
             )
     return ceilings_by_key
 

@@ -78,7 +78,7 @@ def test_a_given_ceiling_is_of_this_card_and_stays(steps, run, library_logs, tmp
     assert [row["ceiling_tflops"] for row in flat(run)] == [ceiling.tflops]
     assert run(*STEP, "--regime", "sustained", "--ceiling", find)[::2] == (
         2,
-        f"mamf: --ceiling {find} has no bfloat16 sustained ceiling: add a log that has one\n",
+        f"mamf: --ceiling {find} has no bfloat16 sustained ceiling: add a log of 'mamf find' that has one\n",
     )
     text = (tmp_path / "run.jsonl").read_text()
     again = [*MODEL, "--resume", "run.jsonl", "--ceiling", find]

@@ -56,8 +56,10 @@ def load_ceiling(path: str | Path, regime: str = "burst") -> Ceiling:
     """
     log = read_run_log(path)
     if regime not in log.ceilings:
-        regimes = ", ".join(log.ceilings) or "none"
-        raise RunLogError(f"{path} has no {regime} ceiling (its ceilings: {regimes}): measure one with 'mamf find'")
+        raise RunLogError(
+            f"{path} has no {regime} ceiling (its ceilings: {', '.join(log.ceilings) or 'none'}): measure one with "
+            "'mamf find'"
+        )
     return log.ceilings[regime]
 
 

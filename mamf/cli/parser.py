@@ -319,8 +319,9 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
     subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for command in itertools.chain.from_iterable(each.choices.values() for each in subparsers):
         for option in names.keys() & command._option_string_actions.keys():
-            completer = functools.partial(lambda values, **_: values, names[option])
-            command._option_string_actions[option].completer = completer
+            command._option_string_actions[option].completer = functools.partial(
+                lambda values, **_: values, names[option]
+            )
     argcomplete.autocomplete(parser, always_complete_options="long")
 
 

@@ -128,8 +128,9 @@ class Session:
         self.kernels: Sequence[NamedKernel] = self.open_kernels()
         self.plan = self.make_plan()
         device_slug = re.sub(r"[^a-z0-9]+", "-", self.backend.info.name.lower()).strip("-")
-        label = f"{device_slug}-{self.make_log_name_part()}"
-        default_path = Path(f"mamf-{self.command}-{label}-{datetime.now():%Y%m%d-%H%M%S}.jsonl")
+        default_path = Path(
+            f"mamf-{self.command}-{device_slug}-{self.make_log_name_part()}-{datetime.now():%Y%m%d-%H%M%S}.jsonl"
+        )
         self.measured_run = Run(
             self.plan,
             self.backend,

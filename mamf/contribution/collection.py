@@ -255,8 +255,10 @@ def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, 
     twice = sorted(log_path for log_path, count in listed.items() if count > 1)
     findings += [(path, Finding("submitter", f"{log_path} is listed twice: delete one line")) for log_path in twice]
     unnamed = f"{SUBMITTERS_FILE} does not list this log: the workflow that merges the pull request adds it"
-    missing = sorted(set(log_paths) - set(listed))
-    return findings + [(root / log_path, Finding("submitter", unnamed, is_warning=True)) for log_path in missing]
+    return findings + [
+        (root / log_path, Finding("submitter", unnamed, is_warning=True))
+        for log_path in sorted(set(log_paths) - set(listed))
+    ]
 
 
 # -- reading all logs of results/ and choosing the best rates ----------------------------------------------------------

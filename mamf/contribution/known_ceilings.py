@@ -265,8 +265,9 @@ def _find_max_contributed_rate(device: DeviceModel, regime: str, dtype: str) -> 
 
 
 def _make_contributed_rate(row: ContributedRate, remark: str = "") -> Rate:
-    limit = f"{row.power_limit_watts:g} W" if row.power_limit_watts else ""
-    conditions = ", ".join(filter(None, (row.date, limit, row.software)))
+    conditions = ", ".join(
+        filter(None, (row.date, f"{row.power_limit_watts:g} W" if row.power_limit_watts else "", row.software))
+    )
     what = (
         f"{row.dtype}, {row.reference} ({conditions}); cards differ, so measure "
         f"yours: {_format_find_command(row.dtype.partition(',')[0])}"

@@ -444,7 +444,7 @@ def check_sensor_readings(reviewed_log: ReviewedLog) -> Iterator[Finding]:
 
 def check_machine_load(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Warn if other work used the CPU of the machine before or during the run."""
-    for text in list_logged_warnings(reviewed_log.log.header, load_only=True):
+    for text in list_logged_warnings(reviewed_log.log.header, low_rates_only=True):
         if " load: " in text:  # The rule ``shared-card`` finds other processes that use the device.
             yield Finding(
                 "busy-machine", f"{text.removeprefix('WARN ')}: measure again on a quiet machine", is_warning=True

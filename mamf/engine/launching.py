@@ -66,8 +66,7 @@ def launch_in_profiler_window(
     try:
         with kernel.apply_settings(backend, problem):
             start_time = backend.now()
-            pool = backend.make_operand_pool(problem.data, problem.seed)
-            prepared = kernel.prepare(backend, problem, shape, pool)
+            prepared = kernel.prepare(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed))
             checked = CheckedKernel(prepared)
             if must_verify:
                 checked.warm_up_and_verify(backend)

@@ -29,6 +29,7 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import (
     CpuUse,
     check_load_during_run,
+    check_search_time,
     describe_mamf_version,
     format_check_result,
     run_machine_checks,
@@ -157,7 +158,11 @@ class Run(RunSetup):
                     self._finish_log(RunEnd(status, reason, seconds, self.kind.count_remaining_steps(self)), is_idle)
 
     def _open_log(self) -> RunLogWriter:
-        findings = [*run_machine_checks(self.backend), *self.check_results]
+        findings = [
+            *run_machine_checks(self.backend),
+            *(check_search_time(self.backend, self.plan) if self.resumed_log is None else []),
+            *self.check_results,
+        ]
         self.findings = [finding for finding in findings if finding.check_name not in self.skipped_checks]
         if self.resumed_log is not None:
             finding_lines = self._format_findings()

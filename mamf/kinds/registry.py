@@ -66,7 +66,7 @@ def make_log_chart(
         )
     chart, notes = kind.make_chart(log, regime, directions), list[str]()
     if any(has_card_drifted(row, log.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in log.measurements):
-        notes.append(f"{format_drift()} during the run: do not compare the rates with others")
+        notes.append(f"{format_drift()} in some rows: do not compare their rates with others")
     if log.tier == "interrupted":
         notes.append("the run was interrupted: the best shape may be missing")
     return replace(chart, notes=(*chart.notes, *notes)) if notes else chart

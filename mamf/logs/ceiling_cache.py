@@ -70,17 +70,17 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
     make_folder(get_cache_folder(), f"; set {CACHE_FOLDER_VARIABLE} to another folder")
     for regime, ceiling in log.ceilings.items():
         target = _build_cache_path(info, torch, ceiling.problem, regime)
-        new, cached, load_warnings = _add_origin(ceiling, log, target), None, list[str]()
+        new, cached, low_rate_warnings = _add_origin(ceiling, log, target), None, list[str]()
         new_rank, cached_rank = _rank_for_cache(new), None
         with contextlib.suppress(MamfError, OSError):  # The new log replaces a file that cannot be read.
             cached = _read_cached_ceiling(target, regime)
-            if cached is not None and new.date == cached.date:  # the same run, resumed: other work does not decide
+            if cached is not None and new.date == cached.date:  # the same run, resumed: warnings do not decide
                 cached_rank = _rank_for_cache(cached)
             elif cached is not None:
-                load_warnings = list_logged_warnings(log.header, load_only=True)
-                cached_load_warnings = list_logged_warnings(read_run_log(target).header, load_only=True)
-                new_rank = _rank_for_cache(new, was_busy=bool(load_warnings))
-                cached_rank = _rank_for_cache(cached, was_busy=bool(cached_load_warnings))
+                low_rate_warnings = list_logged_warnings(log.header, low_rates_only=True)
+                cached_warnings = list_logged_warnings(read_run_log(target).header, low_rates_only=True)
+                new_rank = _rank_for_cache(new, may_be_low=bool(low_rate_warnings))
+                cached_rank = _rank_for_cache(cached, may_be_low=bool(cached_warnings))
         if cached is None or cached_rank is None or new_rank >= cached_rank:
             if target.is_symlink():
                 target.unlink()
@@ -88,7 +88,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         else:
             reasons = (
                 "has an unknown interval",
-                f"was measured next to other work ({', '.join(load_warnings)})",
+                f"may be too low ({', '.join(low_rate_warnings)})",
                 "comes from an interrupted search",
                 "is older",
             )
@@ -101,14 +101,15 @@ def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
     return replace(ceiling, date=str(log.header["started"]), tier=log.tier, reference=str(path))
 
 
-def _rank_for_cache(ceiling: Ceiling, was_busy: bool = False) -> tuple[bool, bool, bool, str]:
+def _rank_for_cache(ceiling: Ceiling, may_be_low: bool = False) -> tuple[bool, bool, bool, str]:
     """Return the rank of a ceiling. Of two ceilings that would have the same file in the cache, mamf keeps the one with
-    the higher rank. ``was_busy``: whether other work used the machine during the search.
+    the higher rank. ``may_be_low``: whether the ceiling may be too low, because other work used the machine during the
+    search, or because the search was short.
 
-    These criteria decide, the first one first: a ceiling ranks higher if its interval is known, if no other work used
-    the machine, if its search was complete, and if it is newer.
+    These criteria decide, the first one first: a ceiling ranks higher if its interval is known, if nothing says that it
+    may be too low, if its search was complete, and if it is newer.
     """
-    return ceiling.interval.is_known, not was_busy, ceiling.tier == "complete", ceiling.date
+    return ceiling.interval.is_known, not may_be_low, ceiling.tier == "complete", ceiling.date
 
 
 def _read_cached_ceiling(path: Path, regime: str) -> Ceiling | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend, CheckResult
+from mamf.plans import CPU_QUICK_BUDGET_FACTOR, QUICK_BUDGET_SECONDS, Plan
 
 # Names of environment variables that affect torch on every device. Logs record their values. Each backend adds the
 # variables of its vendor.
@@ -86,9 +87,10 @@ def quote_command_line() -> str:
 _MIN_BUSY_HOST_PERCENT, _MIN_BUSY_DEVICE_PERCENT = 50.0, 20.0
 # The CPU load is only computed for runs of at least this many seconds, because a shorter mean says little.
 _MIN_SECONDS_TO_COMPUTE_LOAD = 5.0
-# The names of the checks that warn if other work uses the CPU or the device.
-_CPU_LOAD_CHECK = "cpu load"
-_LOAD_CHECKS = (_CPU_LOAD_CHECK, "host load", "other processes")
+# The names of the checks that warn that rates may be too low: other work uses the CPU or the device, or a search for
+# ceilings has little time.
+_CPU_LOAD_CHECK, _SEARCH_TIME_CHECK = "cpu load", "search time"
+_LOW_RATE_CHECKS = (_CPU_LOAD_CHECK, "host load", "other processes", _SEARCH_TIME_CHECK)
 # The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
@@ -106,7 +108,7 @@ def select_warnings(findings: list[CheckResult]) -> list[CheckResult]:
 
 def is_machine_busy(backend: Backend) -> bool:
     """Return whether other work uses the CPU or the device, so that launches may take longer than usual."""
-    return any(finding.check_name in _LOAD_CHECKS for finding in select_warnings(run_machine_checks(backend)))
+    return any(finding.check_name in _LOW_RATE_CHECKS for finding in select_warnings(run_machine_checks(backend)))
 
 
 def check_host_load() -> CheckResult:
@@ -183,6 +185,24 @@ def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse
     ]
 
 
+def check_search_time(backend: Backend, plan: Plan) -> list[CheckResult]:
+    """Return a warning if a search for matmul ceilings has less time than ``mamf find --quick``, or than three quarters
+    of this time if it measures only one regime. A short search compares few shapes, and on a CPU only small ones.
+    """
+    device_factor = 1.0 if backend.is_accelerator else CPU_QUICK_BUDGET_FACTOR
+    seconds = QUICK_BUDGET_SECONDS * device_factor * (1.0 if len(plan.regimes) > 1 else 0.75)
+    if not plan.is_search or plan.budget_seconds is None or plan.budget_seconds >= seconds:
+        return []
+    return [
+        CheckResult(
+            _SEARCH_TIME_CHECK,
+            "warning",
+            f"the search has only {plan.budget_seconds:.3g} s, so its ceilings may be too low",
+            command=f"start a new run with --budget {seconds:.0f}s or more",
+        )
+    ]
+
+
 def format_check_result(result: CheckResult) -> str:
     """Format the result of a check as one line: verdict, name and finding. For a warning, add how the problem affects
     measured rates, and the command that corrects it.
@@ -196,15 +216,16 @@ def format_check_result(result: CheckResult) -> str:
     return "; ".join(filter(None, parts))
 
 
-def list_logged_warnings(header: Mapping[str, Any], load_only: bool = False) -> list[str]:
+def list_logged_warnings(header: Mapping[str, Any], low_rates_only: bool = False) -> list[str]:
     """List the warnings about the machine in the header of a log. Leave out their effects on rates and the commands
     that fix them.
 
-    ``load_only``: list only warnings about other work that uses the CPU or the device.
+    ``low_rates_only``: list only warnings that rates or ceilings may be too low: other work used the CPU or the device,
+    or the search for ceilings was short.
     """
     label = f"{_VERDICT_LABELS['warning']} "
     warnings = [text.partition(";")[0] for text in header.get("findings", ()) if text.startswith(label)]
-    return [text for text in warnings if not load_only or text.removeprefix(label).startswith(_LOAD_CHECKS)]
+    return [text for text in warnings if not low_rates_only or text.removeprefix(label).startswith(_LOW_RATE_CHECKS)]
 
 
 def was_cpu_device_busy(header: Mapping[str, Any]) -> bool:
@@ -212,7 +233,7 @@ def was_cpu_device_busy(header: Mapping[str, Any]) -> bool:
     10, because the scheduler of the operating system interrupts launches.
     """
     label = f"{_VERDICT_LABELS['warning']} {_CPU_LOAD_CHECK}"
-    return any(text.startswith(label) for text in list_logged_warnings(header, load_only=True))
+    return any(text.startswith(label) for text in list_logged_warnings(header, low_rates_only=True))
 
 
 @contextmanager

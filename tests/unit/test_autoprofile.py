@@ -143,16 +143,22 @@ def make_ceilings_noisy(folder):
     return log.read_text()
 
 
-def test_ceilings_with_an_unknown_interval_are_measured_again(folder, capsys):
-    log, noisy = folder / "ceilings.jsonl", make_ceilings_noisy(folder)
+def test_figures_with_an_unknown_interval_are_measured_again(folder):
+    log, noisy, bandwidth = folder / "ceilings.jsonl", make_ceilings_noisy(folder), folder / "bandwidth.jsonl"
+    bandwidth.write_text(
+        re.sub(r'"repeatability": \{"run": [^,]+', '"repeatability": {"run": 0.9', bandwidth.read_text())
+    )
+    assert not read_run_log(bandwidth).measurements[0].interval.is_known
     assert main(ASKED) == 0
     assert all(ceiling.interval.is_known for ceiling in read_run_log(log).ceilings.values())
+    assert read_run_log(bandwidth).measurements[0].interval.is_known
     assert (folder / "ceilings.noisy").read_text() == noisy, "nothing is lost"
+    assert (folder / "bandwidth.noisy").exists()
 
 
 def test_kernels_wait_for_a_ceiling_with_a_known_interval(folder, monkeypatch, capsys):
     (folder / "kernels.jsonl").unlink()
-    monkeypatch.setattr(AutoprofileCommands, "_set_noisy_ceilings_aside", lambda self: None)
+    monkeypatch.setattr(AutoprofileCommands, "_set_noisy_logs_aside", lambda self: None)
     make_ceilings_noisy(folder)
     assert main(ASKED) == 1
     reason = "too noisy to compare rates with it: run 'mamf autoprofile' again while nothing else runs\n"

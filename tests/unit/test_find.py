@@ -523,6 +523,18 @@ def test_a_find_prints_both_ceilings_and_how_they_were_found(whole, tmp_path):
         assert text in out
 
 
+@pytest.mark.parametrize(("options", "is_short"), [(["--budget", "8s"], True), (["--quick"], False)], ids=str)
+def test_a_search_with_less_time_than_a_quick_one_says_that_its_ceilings_may_be_too_low(
+    find, run, tmp_path, options, is_short
+):
+    warning = "WARN search time: the search has only 8 s, so its ceilings may be too low"
+    _, out, err = find("--regime", "burst", "sustained", *options, "--output", "short.jsonl")
+    assert (warning in " ".join((out + err).split())) == is_short
+    assert (warning in run("show", "short.jsonl")[1]) == is_short
+    _, _, err = find("--resume", "short.jsonl", "--budget", "5s")
+    assert "has only 5 s" not in err, "the grid of the first run stays"
+
+
 def test_show_prints_what_the_find_printed(whole, run):
     code, out, _ = run("show", "run.jsonl")
     assert code == 0

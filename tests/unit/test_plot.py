@@ -347,7 +347,7 @@ def test_the_picture_of_a_device_that_drifted_far_says_so():
         Path(__file__).parents[2] / "results/nvidia-h200/attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"
     )
     advice = (
-        "device speed drifted by more than 10 % and out of the ceiling's interval during the run: do not compare the "
+        "device speed drifted by more than 10 % and out of the ceiling's interval in some rows: do not compare their "
         "rates with others"
     )
     assert advice not in make_log_chart(log).notes

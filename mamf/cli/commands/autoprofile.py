@@ -125,7 +125,7 @@ class AutoprofileCommands:
         The caller must run each command before it takes the next one, because the arguments of a command may depend on
         earlier logs.
         """
-        self._set_noisy_ceilings_aside()
+        self._set_noisy_logs_aside()
         is_accelerator = self.backend.is_accelerator
         dtype_options = ["--dtype", self.dtype] if self.dtype else []
         yield self._make_resumable_command(
@@ -134,11 +134,11 @@ class AutoprofileCommands:
         yield self._make_resumable_command(
             "bandwidth", "bandwidth", "--pattern", "copy", "--size", "4GiB" if is_accelerator else "128MiB"
         )
-        size_options = [] if is_accelerator else _CPU_ATTENTION_OPTIONS
         ceiling_options = self._make_ceiling_options(BURST) or ["--no-ceiling"]
-        arguments = ["attention", *dtype_options, "--direction", "fwd", "bwd", *size_options, "--time-limit", "0.3s"]
         yield self._make_resumable_command(
-            "kernels", *arguments, *([] if self._has_log("kernels") else ceiling_options)
+            *("kernels", "attention", *dtype_options, "--direction", "fwd", "bwd", "--time-limit", "0.3s"),
+            *([] if is_accelerator else _CPU_ATTENTION_OPTIONS),
+            *([] if self._has_log("kernels") else ceiling_options),
         )
         # A log of counters has its own kernels: those that were fastest when kernels.jsonl had fewer rows.
         if command := ["counters"] if self._has_log("counters") else self._make_counters_command():
@@ -160,16 +160,21 @@ class AutoprofileCommands:
                 picture = str(self.folder / f"{name}.png")
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
-    def _set_noisy_ceilings_aside(self) -> None:
-        """Rename ceilings.jsonl if the interval of one of its ceilings is unknown, so that mamf searches for the
-        ceilings again: to resume a complete search would measure nothing.
+    def _set_noisy_logs_aside(self) -> None:
+        """Rename ceilings.jsonl and bandwidth.jsonl if the interval of a figure in them is unknown, so that mamf
+        measures them again: to resume a complete log would measure nothing.
         """
         from mamf.logs.run_log import read_run_log
 
-        log = self.folder / "ceilings.jsonl"
-        with contextlib.suppress(MamfError, OSError):  # ``mamf find`` reports a log that cannot be read
-            if not all(ceiling.interval.is_known for ceiling in read_run_log(log).ceilings.values()):
-                log.rename(next(path for path in yield_numbered_paths(log.with_suffix(".noisy")) if not path.exists()))
+        for path in (self.folder / "ceilings.jsonl", self.folder / "bandwidth.jsonl"):
+            with contextlib.suppress(MamfError, OSError):  # the command that resumes a log says why it is unreadable
+                log = read_run_log(path)
+                intervals = [ceiling.interval for ceiling in log.ceilings.values()]
+                intervals += [row.interval for row in log.measurements if row.ok and not log.plan.is_search]
+                if not all(interval.is_known for interval in intervals):
+                    path.rename(
+                        next(new for new in yield_numbered_paths(path.with_suffix(".noisy")) if not new.exists())
+                    )
 
     def _has_log(self, log_name: str) -> bool:
         return (self.folder / f"{log_name}.jsonl").exists()

@@ -329,8 +329,9 @@ class ConfirmationRounds:
             if not self._has_next_step(phase, number, is_required=number <= phase.min_rounds and not can_wait):
                 break
             shape, kernel = unmeasured[0]
-            step = Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.phase_name, number)
-            row = yield from self.measure_step(step)
+            row = yield from self.measure_step(
+                Step(self.kernels[kernel], self.problem, shape, regime, rule, phase.phase_name, number)
+            )
             if row is None:
                 return None
             phase.rows.append(row)

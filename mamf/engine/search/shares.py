@@ -59,8 +59,9 @@ class CeilingSharesStrategy(RowsStrategy):
                 "--ceiling LOG"
             )
         if budget is not None:
-            seconds_left = budget - (self.backend.now() - start_time)
-            self.plan = replace(self.plan, budget_seconds=max(seconds_left, _MIN_BUDGET_SECONDS))
+            self.plan = replace(
+                self.plan, budget_seconds=max(budget - (self.backend.now() - start_time), _MIN_BUDGET_SECONDS)
+            )
         self.records, self.reference_kernels = (), self.choose_reference_kernels(self.found_ceilings)
         yield from super().yield_results()
 

@@ -243,8 +243,10 @@ class _RowMeasurement:
             return replace(row, status="implausible", reason=reason, summary=None)
         repeatability = self.regime.find_repeatability(self.problem)
         if samples.is_limited_by_host and repeatability is not None:
-            deviation = _HOST_LIMITED_DEVIATION_SHARE * row.seconds
-            repeatability = replace(repeatability, launch_seconds=max(deviation, repeatability.launch_seconds))
+            repeatability = replace(
+                repeatability,
+                launch_seconds=max(_HOST_LIMITED_DEVIATION_SHARE * row.seconds, repeatability.launch_seconds),
+            )
         return replace(row, repeatability=repeatability)
 
     def make_row(self, status: MeasurementStatus, reason: str = "", **fields: Any) -> Measurement:

@@ -14,6 +14,7 @@ from typing import Any
 
 from mamf.ceilings.ceiling import (
     CHOOSE_PHASE,
+    CONFIRM_PHASE,
     Ceiling,
     compute_median_rate,
     explain_missing_ceiling,
@@ -86,11 +87,18 @@ def make_find_summary_record(
 
 
 def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:
-    """Return lines that say how accurate a ceiling is, how it compares with the default kernel and the datasheet, and
-    which clock, temperature or throttling limited it.
+    """Return lines that say how accurate a ceiling is, how it compares with the default kernel and the datasheet, which
+    clock, temperature or throttling limited it, and the remarks about the measurements that confirm it.
     """
     device, gain, conditions = header["device"], ceiling.gain_over_default, ceiling.conditions
     peak = find_datasheet_rate(device["name"], ceiling.problem.dtype, device["compute_units"])
+    remarks = [
+        remark
+        for row in rows
+        if (row.regime, row.phase, row.shape, row.kernel)
+        == (ceiling.regime, CONFIRM_PHASE, ceiling.shape, ceiling.kernel)
+        for remark in row.remarks
+    ]
     details = [
         f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel on this shape"
         if gain and abs(gain) >= _MIN_SHOWN_GAIN_SHARE
@@ -100,6 +108,7 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
         describe_clock(conditions) if conditions.true_clock_hz else "",
         _describe_temperature(ceiling),
         f"throttled by {', '.join(conditions.throttle_reasons)}" if conditions.throttle_reasons else "",
+        f"remarks about the confirming measurements: {'; '.join(dict.fromkeys(remarks))}" if remarks else "",
     ]
     return [
         f"{ceiling.regime}{CEILING_TITLE_SUFFIXES[ceiling.regime]}: {describe_interval(ceiling, rows)}",

@@ -535,6 +535,19 @@ def test_a_search_with_less_time_than_a_quick_one_says_that_its_ceilings_may_be_
     assert "has only 5 s" not in err, "the grid of the first run stays"
 
 
+def test_the_report_repeats_remarks_about_the_measurements_that_confirm_a_ceiling(whole, tmp_path):
+    log = read_run_log(tmp_path / "run.jsonl")
+    ceiling = log.ceilings["sustained"]
+    rows = [
+        dataclasses.replace(row, remarks=("the device idled",))
+        if row.phase == "confirm" and row.regime == "sustained"
+        else row
+        for row in log.measurements
+    ]
+    assert "the device idled" in describe_ceiling_accuracy(ceiling, rows, log.header)[-1]
+    assert "the device idled" not in "".join(describe_ceiling_accuracy(ceiling, log.measurements, log.header))
+
+
 def test_show_prints_what_the_find_printed(whole, run):
     code, out, _ = run("show", "run.jsonl")
     assert code == 0

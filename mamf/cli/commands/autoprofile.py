@@ -169,8 +169,10 @@ class AutoprofileCommands:
         for path in (self.folder / "ceilings.jsonl", self.folder / "bandwidth.jsonl"):
             with contextlib.suppress(MamfError, OSError):  # the command that resumes a log says why it is unreadable
                 log = read_run_log(path)
-                intervals = [ceiling.interval for ceiling in log.ceilings.values()]
-                intervals += [row.interval for row in log.measurements if row.ok and not log.plan.is_search]
+                intervals = [
+                    *(ceiling.interval for ceiling in log.ceilings.values()),
+                    *(row.interval for row in log.measurements if row.ok and not log.plan.is_search),
+                ]
                 if not all(interval.is_known for interval in intervals):
                     path.rename(
                         next(new for new in yield_numbered_paths(path.with_suffix(".noisy")) if not new.exists())

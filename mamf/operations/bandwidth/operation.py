@@ -82,7 +82,8 @@ class BandwidthShape:
     nbytes: int = field(
         metadata=make_byte_size_metadata(
             "size of each array, such as 1GiB",
-            "powers of two: from arrays that fit in the cache to arrays that together fill half of the memory",
+            "powers of two: from arrays that fit in the cache to arrays that together fill half of the memory; if the "
+            "cache is large, also a size that reading alone needs",
         )
     )
 

@@ -88,7 +88,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         else:
             reasons = (
                 "has an unknown interval",
-                f"may be too low ({', '.join(low_rate_warnings)})",
+                f"comes from a run with a warning ({', '.join(low_rate_warnings)})",
                 "comes from an interrupted search",
                 "is older",
             )

@@ -118,7 +118,7 @@ def test_a_find_that_was_short_or_next_to_other_work_replaces_no_other_find(cach
     ceiling_cache.cache_ceilings(later, said.append)
     assert {path.read_bytes() for path in cache.iterdir()} == {quiet.read_bytes()}
     assert len(said) == 2
-    assert all(f"may be too low (WARN {check}: 1 found), so mamf keeps" in line for line in said)
+    assert all(f"comes from a run with a warning (WARN {check}: 1 found), so mamf keeps" in line for line in said)
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -198,7 +198,7 @@ def check_search_time(backend: Backend, plan: Plan) -> list[CheckResult]:
             _SEARCH_TIME_CHECK,
             "warning",
             f"the search has only {plan.budget_seconds:.3g} s, so its ceilings may be too low",
-            command=f"start a new run with --budget {seconds:.0f}s or more",
+            command=f"give this search {seconds:.0f} s or more",
         )
     ]
 

@@ -194,7 +194,7 @@ def make_best_kernel_table(
 def describe_best_kernel_counts(best_kernels: Sequence[BestKernel]) -> str:
     """Return a line that says in how many rows of the table of best kernels each kernel stands."""
     counts = Counter(each.row.kernel for each in best_kernels).most_common()
-    return "how often each kernel is first in this table, tied or not: " + ", ".join(
+    return "how often each kernel is first in this table, tied (the intervals overlap) or not: " + ", ".join(
         f"{kernel} {count}" for kernel, count in counts
     )
 

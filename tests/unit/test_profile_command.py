@@ -289,7 +289,7 @@ def test_a_ceiling_of_another_device_makes_no_share(script, capsys):
     out, err = capsys.readouterr()
     assert "no MAMFU: the ceiling was measured on NVIDIA H200, not on this" in " ".join(err.split())
     assert "% MAMFU" not in out
-    assert "the sustained ceiling of float32 is unknown: repeat the command" in " ".join(out.split())
+    assert "the sustained ceiling of float32 is unknown or too noisy: repeat the command" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])

@@ -55,9 +55,15 @@ def show_reading_progress(paths: Iterable[Path]) -> Iterator[ReadProgressCallbac
 
     from mamf.machine.environment import pause_garbage_collection
 
-    total = sum(path.stat().st_size for path in paths if path.is_file())
     progress_bar = tqdm(
-        total=total, unit="B", unit_scale=True, desc="reading", file=sys.stderr, disable=None, delay=1.0, leave=False
+        total=sum(path.stat().st_size for path in paths if path.is_file()),
+        unit="B",
+        unit_scale=True,
+        desc="reading",
+        file=sys.stderr,
+        disable=None,
+        delay=1.0,
+        leave=False,
     )
     with progress_bar, pause_garbage_collection():
         yield progress_bar.update

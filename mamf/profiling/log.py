@@ -339,8 +339,8 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     yield _explain_shares(profile)
     if profile.mamfu is None and (dtypes := ", ".join(profile.dtypes_without_ceiling)):
         yield (
-            f"no MAMFU of all FLOP, because the sustained ceiling of {dtypes} is unknown or too noisy: repeat the command "
-            f"with --ceiling and the log of 'mamf find --dtype {' '.join(profile.dtypes_without_ceiling)}'"
+            f"no MAMFU of all FLOP, because the sustained ceiling of {dtypes} is unknown or too noisy: repeat the "
+            f"command with --ceiling and the log of 'mamf find --dtype {' '.join(profile.dtypes_without_ceiling)}'"
         )
     for row in profile.classes:
         if row.mamfu is not None and row.mamfu > 1:

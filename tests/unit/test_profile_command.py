@@ -1,6 +1,7 @@
 """``mamf profile``: a script runs as without mamf, and its steps are reported."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -281,6 +282,14 @@ sys.exit({3 if printed else 0})
 def test_a_ceiling_is_of_the_sustained_regime(script, library_logs, capsys):
     assert main(["profile", "--ceiling", str(library_logs / "find.jsonl"), script(TINY)]) == 2
     assert "has no sustained ceiling (its ceilings: burst)" in capsys.readouterr().err
+
+
+def test_a_ceiling_with_an_unknown_interval_is_refused(script, capsys, tmp_path):
+    h200 = next((Path(__file__).parents[2] / "results" / "nvidia-h200").glob("find-bfloat16-burst-sustained-*.jsonl"))
+    noisy = tmp_path / "noisy.jsonl"
+    noisy.write_text(re.sub(r'"interval_tflops": \[[^,]+, [^]]+', '"interval_tflops": [1.0, 90000.0', h200.read_text()))
+    assert main(["profile", "--ceiling", str(noisy), script(TINY)]) == 2
+    assert "the sustained ceiling is too noisy to compare rates with it" in capsys.readouterr().err
 
 
 def test_a_ceiling_of_another_device_makes_no_share(script, capsys):

@@ -292,8 +292,8 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
     script, warn and treat all ceilings as unknown. Without --ceiling, use the known ceilings of the device that ran the
     script or, if mamf only read a trace, no ceilings.
 
-    ``ran_on_device``: whether the profiled work ran on a device other than the CPU. Raises RunLogError if a log has no
-    sustained ceiling.
+    ``ran_on_device``: whether the profiled work ran on a device other than the CPU. Raises what
+    ``_read_given_ceilings`` raises.
     """
     from mamf.ceilings.ceiling import copy_as_given_ceiling, require_ceiling_of_card
     from mamf.contribution.known_ceilings import open_backend_or_default
@@ -314,16 +314,20 @@ def _make_ceiling_lookup(options: argparse.Namespace, ran_on_device: bool = True
 
 def _read_given_ceilings(options: argparse.Namespace) -> dict[tuple[str, str], Ceiling]:
     """Read the ceilings in the logs of --ceiling, by dtype and regime. Raises RunLogError if a log has no sustained
-    ceiling.
+    ceiling, and IncomparableError if the interval of this ceiling is unknown.
     """
+    from mamf.ceilings.ceiling import require_known_interval
     from mamf.logs.run_log import read_run_log
 
     ceilings: dict[tuple[str, str], Ceiling] = {}
     for path in options.ceiling:
         log = read_run_log(path)
         if SUSTAINED not in log.ceilings:
-            regimes_of_log = f"its ceilings: {', '.join(log.ceilings) or 'none'}"
-            raise RunLogError(f"{path} has no sustained ceiling ({regimes_of_log}): measure one with 'mamf find'")
+            raise RunLogError(
+                f"{path} has no sustained ceiling (its ceilings: {', '.join(log.ceilings) or 'none'}): measure one "
+                "with 'mamf find'"
+            )
+        require_known_interval(log.ceilings[SUSTAINED])
         ceilings |= log.matmul_ceilings
     return ceilings
 

@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
-from mamf.backend import Backend
+from mamf.backend import Backend, CheckResult
 from mamf.ceilings.ceiling import Ceiling, Ceilings, require_ceiling_of_card, require_known_interval
 from mamf.ceilings.roof import (
     READ_BANDWIDTH_KEY,
@@ -27,6 +27,7 @@ from mamf.errors import DeviceError, PluginError, UnavailableError, UsageError
 from mamf.logs.records import make_ceiling_record
 from mamf.logs.roofs import find_read_bandwidths
 from mamf.logs.run_log import RunLog, read_run_log
+from mamf.machine.environment import SEARCH_TIME_CHECK
 from mamf.measurement import find_rate, group_pairs
 from mamf.operation import make_operation_plan
 from mamf.operations.bandwidth.operation import (
@@ -198,16 +199,20 @@ def divide_search_budget(budget_seconds: float | None, searches: Sequence[Plan])
     ]
 
 
-def warn_of_short_budgets(searches: Iterable[Plan], backend: Backend) -> None:
-    """Warn that the budget leaves some searches less than their usual time, so their ceilings may be too low.
-
-    Print one warning for all searches that get the same time.
+def check_search_budgets(searches: Iterable[Plan], backend: Backend) -> list[CheckResult]:
+    """Return warnings that the budget leaves some searches less than their usual time, so their ceilings may be too
+    low. Return one warning for all searches that get the same time.
     """
     pairs = (((each.budget_seconds, len(each.regimes)), f"the {get_ceiling_name(each)} ceiling") for each in searches)
-    for (seconds, regime_count), names in group_pairs(pairs).items():
-        full_seconds = _SEARCH_SECONDS[backend.is_accelerator, regime_count]
-        if seconds and seconds < full_seconds:
-            warn(
-                f"--budget leaves only {seconds:.3g} of the usual {full_seconds:.0f} s for {' and '.join(names)}: a "
-                "ceiling may be too low, and shares of it too high; give a longer --budget"
-            )
+    return [
+        CheckResult(
+            SEARCH_TIME_CHECK,
+            "warning",
+            f"--budget leaves only {seconds:.3g} of the usual "
+            f"{_SEARCH_SECONDS[backend.is_accelerator, regime_count]:.0f} s for {' and '.join(names)}, so a ceiling "
+            "may be too low, and shares of it too high",
+            command="give a longer --budget",
+        )
+        for (seconds, regime_count), names in group_pairs(pairs).items()
+        if seconds and seconds < _SEARCH_SECONDS[backend.is_accelerator, regime_count]
+    ]

@@ -87,10 +87,11 @@ def quote_command_line() -> str:
 _MIN_BUSY_HOST_PERCENT, _MIN_BUSY_DEVICE_PERCENT = 50.0, 20.0
 # The CPU load is only computed for runs of at least this many seconds, because a shorter mean says little.
 _MIN_SECONDS_TO_COMPUTE_LOAD = 5.0
-# The names of the checks that warn that rates may be too low: other work uses the CPU or the device, or a search for
-# ceilings has little time.
-_CPU_LOAD_CHECK, _SEARCH_TIME_CHECK = "cpu load", "search time"
-_LOW_RATE_CHECKS = (_CPU_LOAD_CHECK, "host load", "other processes", _SEARCH_TIME_CHECK)
+#: The name of the check that warns if a search for ceilings has little time.
+SEARCH_TIME_CHECK = "search time"
+# The names of all checks that warn that rates may be too low. The others warn of other work on the CPU or the device.
+_CPU_LOAD_CHECK = "cpu load"
+_LOW_RATE_CHECKS = (_CPU_LOAD_CHECK, "host load", "other processes", SEARCH_TIME_CHECK)
 # The label at the start of each line that ``mamf doctor`` prints, by the verdict of the check.
 _VERDICT_LABELS = {"ok": "ok  ", "warning": "WARN", "unknown": "?   "}
 
@@ -195,7 +196,7 @@ def check_search_time(backend: Backend, plan: Plan) -> list[CheckResult]:
         return []
     return [
         CheckResult(
-            _SEARCH_TIME_CHECK,
+            SEARCH_TIME_CHECK,
             "warning",
             f"the search has only {plan.budget_seconds:.3g} s, so its ceilings may be too low",
             command=f"give this search {seconds:.0f} s or more",

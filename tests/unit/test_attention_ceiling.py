@@ -97,6 +97,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
     assert code == 0
     assert f"--budget leaves only {budget / 2:g} of the usual 12 s for the bfloat16 ceiling" in err
     log = read(tmp_path)
+    assert [text for text in log.header["findings"] if f"search time: --budget leaves only {budget / 2:g} of" in text]
     assert log.summary["reason"] == "the budget ended"
     assert budget - 0.5 < log.summary["elapsed_seconds"] < budget + 0.5
     assert log.summary["measured"] + log.summary["left"] == 2 * 32

@@ -157,7 +157,7 @@ def test_one_message_names_both_ceilings_that_a_short_budget_leaves_unconfirmed(
     said = "no bfloat16 burst ceiling and no read bandwidth burst ceiling was confirmed in 0.25 s"
     assert (code, out.count(said), err.count(said)) == (0, 1, 1)
     assert (out + err).count("was confirmed in") == 2
-    assert err.count("0.25 of the usual 12 s for the bfloat16 ceiling and the read bandwidth ceiling: ") == 1
+    assert err.count("0.25 of the usual 12 s for the bfloat16 ceiling and the read bandwidth ceiling, so") == 1
 
 
 def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):

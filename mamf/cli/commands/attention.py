@@ -182,13 +182,16 @@ class _AttentionSession(Session):
         )
 
     def make_strategy(self, setup: RunSetup) -> Strategy:
-        from mamf.cli.ceilings import warn_of_short_budgets
+        from mamf.cli.ceilings import check_search_budgets
         from mamf.engine.search.shares import CeilingSharesStrategy
         from mamf.logs.recording import LogRecord
         from mamf.logs.records import make_ceiling_record
 
         searches = self._list_searches_for_missing_ceilings()
-        warn_of_short_budgets(searches, self.backend)
+        self.measured_run.check_results = [
+            *self.measured_run.check_results,
+            *check_search_budgets(searches, self.backend),
+        ]
         return CeilingSharesStrategy(
             setup,
             self.ceilings,

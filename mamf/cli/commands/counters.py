@@ -55,7 +55,8 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import find_ncu
 
     if options.requested_operation is None:
-        raise UsageError("no KERNEL is given: name at least one ('mamf kernels' lists the names)")
+        unreadable = f", and mamf cannot read a log at {options.resume}" if options.resume else ""
+        raise UsageError(f"no KERNEL is given{unreadable}: name at least one ('mamf kernels' lists the names)")
     options.ncu, options.kernel = find_ncu(options.ncu), options.kernel or None
     return run_kernel_session(options, CountersSession, options.requested_operation)
 

@@ -380,7 +380,7 @@ def check_image_path(path: Path, overwrite: bool) -> str:
     """
     kind = path.suffix.removeprefix(".").lower()
     if kind not in IMAGE_FILE_TYPES:
-        raise UsageError(f"cannot draw {path.name}: its name must end with .{' or .'.join(IMAGE_FILE_TYPES)}")
+        raise UsageError(f"cannot draw {path}: its name must end with .{' or .'.join(IMAGE_FILE_TYPES)}")
     if path.exists() and not overwrite:
         raise make_file_exists_error(path)
     if find_spec("matplotlib") is None:

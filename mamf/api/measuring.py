@@ -166,7 +166,7 @@ def search(
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles. On a CPU,
-      the default for the sustained regime is 114 s, or 40 s with ``quick``.
+      the default for the sustained regime is 114 s, or 66 s with ``quick``.
     - ``quick``: measure each shape fewer times, and only with the kernel that is fastest in a short trial.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before the first measurement, if the requested device,

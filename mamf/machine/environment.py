@@ -187,11 +187,11 @@ def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse
 
 
 def check_search_time(backend: Backend, plan: Plan) -> list[CheckResult]:
-    """Return a warning if a search for matmul ceilings has less time than ``mamf find --quick``, or than three quarters
-    of this time if it measures only one regime. A short search compares few shapes, and on a CPU only small ones.
+    """Return a warning if a search for matmul ceilings has less time than ``mamf find --quick``, or than 45 % of this
+    time if it measures only one regime. A short search compares few shapes, and on a CPU only small ones.
     """
     device_factor = 1.0 if backend.is_accelerator else CPU_QUICK_BUDGET_FACTOR
-    seconds = QUICK_BUDGET_SECONDS * device_factor * (1.0 if len(plan.regimes) > 1 else 0.75)
+    seconds = QUICK_BUDGET_SECONDS * device_factor * (1.0 if len(plan.regimes) > 1 else 0.45)
     if not plan.is_search or plan.budget_seconds is None or plan.budget_seconds >= seconds:
         return []
     return [

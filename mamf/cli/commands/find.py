@@ -43,7 +43,7 @@ EXAMPLES = """examples:
   mamf find                                     burst and sustained ceilings of the first accelerator
   mamf find --dtype bfloat16 float16 fp8        one dtype after the other, one log each
   mamf find --kernel torch.mm cublaslt          try only these two kernels
-  mamf find --quick                             both ceilings in 15 s, on a CPU in 40 s
+  mamf find --quick                             both ceilings in 15 s, on a CPU in 70 s
   mamf find --operation NAME --help             the options for ceilings of another operation
   mamf find --operation bandwidth --set pattern=copy,read,write,triad
 """
@@ -73,7 +73,7 @@ def add_options(parser: CommandParser) -> None:
         "--quick",
         action=argparse.BooleanOptionalAction,
         default=None,
-        help="find both ceilings in 15 s, or in 40 s on a CPU: measure each shape fewer times, and only with the "
+        help="find both ceilings in 15 s, or in 70 s on a CPU: measure each shape fewer times, and only with the "
         "kernel that is fastest in a short trial; an accelerator runs only smaller shapes",
     )
     add_shared_options(search_group, "--precision")

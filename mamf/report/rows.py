@@ -432,5 +432,6 @@ def describe_drift(references: Sequence[Measurement]) -> Iterator[str]:
             on_device = "" if device is None else f" on device {device}"
             yield (
                 f"reference {shape}{on_device}, measured {len(rows)} times: "
-                f"median {format_rate(middle, rows[0].work.unit)}, lowest {lowest:+.2f} %, highest {highest:+.2f} %"
+                f"median {format_rate(middle, rows[0].work.unit)}; the lowest rate differs from it by {lowest:+.2f} %, "
+                f"the highest by {highest:+.2f} %"
             )

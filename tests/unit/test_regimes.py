@@ -238,7 +238,7 @@ def test_sustained_does_not_count_the_time_in_which_the_host_leaves_the_device_i
     assert not steady.remarks
     assert steady.conditions.true_clock_hz is not None
     assert sleepy.conditions.true_clock_hz is None
-    assert [remark for remark in sleepy.remarks if "idled for more than 1% of the time between launches" in remark]
+    assert [remark for remark in sleepy.remarks if "idled for more than 1 % of the time between launches" in remark]
 
 
 @pytest.mark.parametrize(

@@ -304,8 +304,8 @@ class SustainedRegime(Regime):
             )
         elif idle_share > _MAX_IDLE_SHARE:
             samples.remarks.append(
-                f"the device idled for more than {_MAX_IDLE_SHARE:.0%} of the time between launches; the rate does not "
-                "count the idle time"
+                f"the device idled for more than {100 * _MAX_IDLE_SHARE:.0f} % of the time between launches; the rate "
+                "does not count the idle time"
             )
         # Compute the mean power between two changes of the counter. NVIDIA's counters change only every 0.1 s. If mamf
         # read the counter at arbitrary moments, the mean power of a visit of 1 s would be up to 10 % off.

@@ -143,7 +143,7 @@ def make_ceilings_noisy(folder):
     return log.read_text()
 
 
-def test_figures_with_an_unknown_interval_are_measured_again(folder):
+def test_figures_with_an_unknown_interval_are_measured_again(folder, capsys):
     log, noisy, bandwidth = folder / "ceilings.jsonl", make_ceilings_noisy(folder), folder / "bandwidth.jsonl"
     bandwidth.write_text(
         re.sub(r'"repeatability": \{"run": [^,]+', '"repeatability": {"run": 0.9', bandwidth.read_text())
@@ -154,6 +154,15 @@ def test_figures_with_an_unknown_interval_are_measured_again(folder):
     assert read_run_log(bandwidth).measurements[0].interval.is_known
     assert (folder / "ceilings.noisy").read_text() == noisy, "nothing is lost"
     assert (folder / "bandwidth.noisy").exists()
+    assert "so mamf measures again; it keeps out/ceilings.noisy" in " ".join(capsys.readouterr().err.split())
+
+
+def test_an_incomplete_log_with_an_unknown_interval_is_resumed(folder):
+    log = folder / "ceilings.jsonl"
+    lines = make_ceilings_noisy(folder).splitlines(keepends=True)
+    log.write_text("".join(line for line in lines if '"record": "summary"' not in line))
+    assert main(ASKED) in (0, 1)
+    assert log.read_text().startswith(lines[0]) and not (folder / "ceilings.noisy").exists()
 
 
 def test_kernels_wait_for_a_ceiling_with_a_known_interval(folder, monkeypatch, capsys):

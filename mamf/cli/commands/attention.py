@@ -45,10 +45,9 @@ _OPERATION_NAMES = (AttentionOperation.name, DecodeOperation.name)
 
 
 def add_options(parser: CommandParser) -> None:
-    name = find_option_value("--operation", parser.command_words)
-    operation = _choose_operation(
-        name, find_option_value("--preset", parser.command_words), find_logged_operation(parser.command_words)
-    )
+    name, preset = (find_option_value(option, parser.command_words) for option in ("--operation", "--preset"))
+    # Read the log to resume only if no option names the operation, because a long log takes a while to read.
+    operation = _choose_operation(name, preset, None if name or preset else find_logged_operation(parser.command_words))
     parser.set_defaults(requested_operation=operation)
     # Without --operation, also accept the presets of the operation decode. Such a preset selects decode.
     accepts_decode_presets = name is None and isinstance(operation, AttentionOperation)

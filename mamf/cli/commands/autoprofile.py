@@ -87,6 +87,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     str(error)
                     .replace("measure it again with 'mamf find'", "run 'mamf autoprofile' again")
                     .replace(", or give --no-ceiling instead of --ceiling", "")
+                    .replace(", or leave it out", "")
                 )
                 warn(skip_reasons[name])
                 # A missing chart does not change the exit code, because the summary is useful without the chart.
@@ -161,8 +162,9 @@ class AutoprofileCommands:
                 yield picture, ["plot", str(self.folder / f"{name}.jsonl"), "--output", picture, "--overwrite"]
 
     def _set_noisy_logs_aside(self) -> None:
-        """Rename ceilings.jsonl and bandwidth.jsonl if the interval of a figure in them is unknown, so that mamf
-        measures them again: to resume a complete log would measure nothing.
+        """Rename ceilings.jsonl and bandwidth.jsonl if they are complete but the interval of a figure in them is
+        unknown, so that mamf measures them again: to resume a complete log would measure nothing. Leave incomplete
+        logs, because another process may be writing them.
         """
         from mamf.logs.run_log import read_run_log
 
@@ -173,10 +175,11 @@ class AutoprofileCommands:
                     *(ceiling.interval for ceiling in log.ceilings.values()),
                     *(row.interval for row in log.measurements if row.ok and not log.plan.is_search),
                 ]
-                if not all(interval.is_known for interval in intervals):
-                    path.rename(
+                if log.tier == "complete" and not all(interval.is_known for interval in intervals):
+                    kept_path = path.rename(
                         next(new for new in yield_numbered_paths(path.with_suffix(".noisy")) if not new.exists())
                     )
+                    warn(f"a figure of {path} has an unknown interval, so mamf measures again; it keeps {kept_path}")
 
     def _has_log(self, log_name: str) -> bool:
         return (self.folder / f"{log_name}.jsonl").exists()

@@ -55,8 +55,11 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.profiling.counters.ncu import find_ncu
 
     if options.requested_operation is None:
-        unreadable = f", and mamf cannot read a log at {options.resume}" if options.resume else ""
-        raise UsageError(f"no KERNEL is given{unreadable}: name at least one ('mamf kernels' lists the names)")
+        raise UsageError(
+            "no KERNEL is given"
+            + (f", and mamf cannot read a log at {options.resume}" if options.resume else "")
+            + ": name at least one ('mamf kernels' lists the names)"
+        )
     options.ncu, options.kernel = find_ncu(options.ncu), options.kernel or None
     return run_kernel_session(options, CountersSession, options.requested_operation)
 

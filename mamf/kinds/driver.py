@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from mamf.backend import CheckResult
 from mamf.engine.runner import RunSetup, Strategy
+from mamf.engine.search.grid import check_search_time
 from mamf.errors import DeviceLostError, get_first_message_line
 from mamf.kinds.kind import AnyCeilings
 from mamf.kinds.registry import get_kind
@@ -29,7 +30,6 @@ from mamf.logs.writer import RunLogWriter
 from mamf.machine.environment import (
     CpuUse,
     check_load_during_run,
-    check_search_time,
     describe_mamf_version,
     format_check_result,
     run_machine_checks,

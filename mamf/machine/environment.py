@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mamf.backend import Backend, CheckResult
-from mamf.plans import CPU_QUICK_BUDGET_FACTOR, QUICK_BUDGET_SECONDS, Plan
 
 # Names of environment variables that affect torch on every device. Logs record their values. Each backend adds the
 # variables of its vendor.
@@ -182,24 +181,6 @@ def check_load_during_run(backend: Backend, before: CpuUse | None, after: CpuUse
             f"other processes used {busy_percent:.0f} % of the CPU during the run",
             "rates are lower and less repeatable than on a quiet machine",
             "top -o %CPU   # shows what runs",
-        )
-    ]
-
-
-def check_search_time(backend: Backend, plan: Plan) -> list[CheckResult]:
-    """Return a warning if a search for matmul ceilings has less time than ``mamf find --quick``, or than 45 % of this
-    time if it measures only one regime. A short search compares few shapes, and on a CPU only small ones.
-    """
-    device_factor = 1.0 if backend.is_accelerator else CPU_QUICK_BUDGET_FACTOR
-    seconds = QUICK_BUDGET_SECONDS * device_factor * (1.0 if len(plan.regimes) > 1 else 0.45)
-    if not plan.is_search or plan.budget_seconds is None or plan.budget_seconds >= seconds:
-        return []
-    return [
-        CheckResult(
-            SEARCH_TIME_CHECK,
-            "warning",
-            f"the search has only {plan.budget_seconds:.3g} s, so its ceilings may be too low",
-            command=f"give this search {seconds:.0f} s or more",
         )
     ]
 

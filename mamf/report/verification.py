@@ -1,4 +1,4 @@
-"""Report a verification (``mamf verify``): which kernels gave wrong results, the errors and their bounds, and the
+"""Report a verification (``mamf verify``): which kernels gave wrong results, the errors and their limits, and the
 largest share of wrong results that is still possible after this many checks.
 """
 
@@ -139,8 +139,10 @@ def yield_verdict_lines(rows: MeasuredRows, is_interrupted: bool = False) -> Ite
     totals = count_verified_items(rows)
     wrong, problems = totals["wrong"], totals["problems"]
     verdict = "FAILED" if wrong else "UNFINISHED" if is_interrupted or not problems else "PASSED"
-    checked = ", ".join(f"{totals[name]:.4g} {name}" for name in ("launches", "values"))
-    yield f"verify {verdict}: {wrong} of {format_count(problems, 'problem')} wrong; checked: {checked}"
+    yield (
+        f"verify {verdict}: {wrong} of {format_count(problems, 'problem')} wrong; "
+        f"checked: {totals['launches']:.4g} launches, {totals['values']:.4g} values"
+    )
     if wrong:
         yield (
             "run the command after 'again:' on another device: a faulty library "
@@ -150,8 +152,8 @@ def yield_verdict_lines(rows: MeasuredRows, is_interrupted: bool = False) -> Ite
         return
     share = f"with 95 % confidence {_describe_wrong_share(wrong, problems)} of such problems"
     if not wrong:
-        launches, values = (f"{compute_max_wrong_share(totals[name]):.1e} of {name}" for name in ("launches", "values"))
-        share += f", {launches} and {values}"
+        launches, values = (_format_percent(compute_max_wrong_share(totals[name])) for name in ("launches", "values"))
+        share += f", {launches} % of launches and {values} % of values"
     yield f"{share} are wrong, if errors are independent"
     groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
     tested = {key: each for key, group in groups.items() if (each := count_verified_items(group))["problems"]}
@@ -256,14 +258,14 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         ),
         Column(
             "bound",
-            "bound",
+            "limit",
             lambda rows: (it := _find_worst_row(rows)) and it.details.get(ERROR_BOUND_KEY),
             "{:.2g}".format,
             1,
         ),
         Column(
             "share_of_bound",
-            "of bound",
+            "of limit",
             lambda rows: (it := _find_worst_row(rows)) and _get_error_share_of_bound(it),
             "{:.0%}".format,
             4,

@@ -215,8 +215,9 @@ def test_a_log_that_is_being_written_is_not_resumed(sweep, tmp_path):
 def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):
     sweep("--m", "256", "--output", "run.jsonl")
     before = (tmp_path / "run.jsonl").read_bytes()
-    code, out, _ = sweep("--resume", "run.jsonl")
+    code, out, err = sweep("--resume", "run.jsonl")
     assert code == 0
+    assert "run.jsonl is complete, so this run measures nothing" in err
     assert "complete; 1 measurement in" in out
     assert (tmp_path / "run.jsonl").read_bytes() == before
 

@@ -98,7 +98,7 @@ def test_a_clean_run_says_what_it_excludes(run):
     assert share.startswith(
         f"with 95 % confidence at most {100 * compute_max_wrong_share(summary['problems']):.2g} % of such"
     )
-    assert f"{compute_max_wrong_share(summary['values']):.1e} of values are wrong" in share
+    assert f"{100 * compute_max_wrong_share(summary['values']):.2g} % of values are wrong" in share
     assert summary["values"] > 1e6 * summary["launches"]
     code, shown, _ = run("show", "clean.jsonl")
     assert (code, shown.splitlines()[-1]) == (0, out.splitlines()[-2])

@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from mamf.backend import Backend, DeviceInfo
+from mamf.backend import Backend, CheckResult, DeviceInfo
 from mamf.engine.estimate import MIN_PROBE_SIZE, choose_working_kernels, measure_matmul_flops
 from mamf.engine.search.rounds import RoundCounts
 from mamf.errors import MamfError, UnsupportedError, UsageError, require_seconds
 from mamf.logs.ceiling_cache import find_cached_ceiling
+from mamf.machine.environment import SEARCH_TIME_CHECK
 from mamf.measurement import make_dtype_label
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulKernel, MatmulProblem, MatmulShape, SearchOptions
 from mamf.peaks import find_contributed_rates
@@ -217,6 +218,27 @@ def plan_search(
         options=SearchOptions(grid, scouts, refinements, first_shapes, is_quick),
     )
     return plan, kernels
+
+
+def check_search_time(backend: Backend, plan: Plan) -> list[CheckResult]:
+    """Return a warning if a search for matmul ceilings has less time than ``mamf find --quick``, or than 45 % of this
+    time if it measures only one regime. A short search compares few shapes, and on a CPU only small ones.
+    """
+    seconds = (
+        QUICK_BUDGET_SECONDS
+        * (1.0 if backend.is_accelerator else CPU_QUICK_BUDGET_FACTOR)
+        * (1.0 if len(plan.regimes) > 1 else 0.45)
+    )
+    if not plan.is_search or plan.budget_seconds is None or plan.budget_seconds >= seconds:
+        return []
+    return [
+        CheckResult(
+            SEARCH_TIME_CHECK,
+            "warning",
+            f"the search has only {plan.budget_seconds:.3g} s, so its ceilings may be too low",
+            command=f"give this search {seconds:.0f} s or more",
+        )
+    ]
 
 
 def fits_grid(grid: MatmulGrid, shape: MatmulShape) -> bool:

@@ -68,7 +68,9 @@ class UnknownNameError(UsageError):
 
     def __init__(self, label: str, name: object, known_names: Iterable[str]) -> None:
         name, choices = str(name), sorted(known_names)
-        nearest = difflib.get_close_matches(name, choices, n=1)
+        nearest = [each for each in choices if name and each.startswith(name)] or difflib.get_close_matches(
+            name, choices, n=1
+        )
         hint = advise_against_commas(name) or (f" (did you mean {nearest[0]!r}?)" if nearest else "")
         super().__init__(f"unknown {label} {name!r}{hint}; known: {', '.join(choices) or 'none'}")
 

@@ -263,7 +263,11 @@ class Session:
         # If the resumed log is complete, only print the report. If a run was killed after its last row, its log has all
         # rows but no summary. In this case continue, so that the code below writes the summary.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
-            print_line(f"{self.resumed_log.path} is complete, so this run measures nothing", sys.stderr)
+            print_line(
+                f"{self.resumed_log.path} is complete, so this run measures nothing; to measure again, use another file "
+                "or folder",
+                sys.stderr,
+            )
             return self.choose_exit_code(self.print_report(self.resumed_log))
         exit_code, run = self._measure_rows(), self.measured_run
         with self.signal_handler.shield_from_signals():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from mamf.errors import UsageError
 from mamf.kinds.kind import AnyCeilings, FindKind, ReportOptions, RunKind
 from mamf.logs.compare import Difference
 from mamf.logs.compared_rows import group_by_key, select_counted_measurements
-from mamf.logs.judging import JudgedClaim, find_setup_differences, judge_claims
+from mamf.logs.judging import UNDECIDED, JudgedClaim, find_setup_differences, judge_claims
 from mamf.logs.recording import RunEnd
 from mamf.logs.roofs import build_roofs_from_logs
 from mamf.logs.run_log import RunLog
@@ -228,7 +228,7 @@ class ReproduceKind(RunKind):
                 _make_claim_columns(judged_claims),
                 judged_claims,
                 key="claims",
-                get_remarks=_yield_claim_remarks,
+                get_remarks=_list_claim_remarks,
                 get_label=_make_claim_label,
             ),
             Answer(
@@ -278,21 +278,20 @@ def _make_claim_label(judged_claim: JudgedClaim) -> str:
     return f"{_make_problem_title(judged_claim)}, {judged_claim.claim.step[2]} by {judged_claim.claim.step[3]}"
 
 
-def _yield_claim_remarks(judged_claim: JudgedClaim) -> Iterator[str]:
-    if judged_claim.claim.error is None:
-        yield (
-            "the claim has no samples: mamf uses its rounding error as its interval, and assumes that it scatters "
-            "as much as the measurement here"
-        )
-    if judged_claim.measured_row and judged_claim.measured_row.was_cpu_device_busy:
-        yield "undecided, because other work used the CPU: measure again on a quiet machine"
-    if any(judged_claim.used_cycle_shares):
-        yield "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates"
-    yield (
-        f"{judged_claim.measured_row.status}: {judged_claim.measured_row.reason}"
-        if judged_claim.measured_row and judged_claim.measured_row.reason
-        else ""
-    )
+def _list_claim_remarks(judged_claim: JudgedClaim) -> list[str]:
+    row, pair = judged_claim.measured_row, judged_claim.pair
+    remarks = {
+        "the claim has no samples: mamf uses its rounding error as its interval, and assumes that it scatters as much "
+        "as the measurement here": judged_claim.claim.error is None,
+        "undecided, because other work used the CPU: measure again on a quiet machine": row and row.was_cpu_device_busy,
+        f"undecided, because the {format_as_percent(pair.strict_confidence if pair else 0)} interval of here/claimed "
+        "contains 1": judged_claim.verdict == UNDECIDED and pair and not pair.interval.low <= 1 <= pair.interval.high,
+        "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates": any(
+            judged_claim.used_cycle_shares
+        ),
+        f"{row.status}: {row.reason}" if row else "": row and row.reason,
+    }
+    return [text for text, is_true in remarks.items() if is_true]
 
 
 def _format_verdict_line(judged_claim: JudgedClaim, differences: Sequence[Difference]) -> str:

@@ -131,6 +131,13 @@ class RowPair:
         """The 95 % interval of the ratio B/A."""
         return self._compute_ratio_interval(CONFIDENCE)
 
+    @property
+    def strict_confidence(self) -> float:
+        """The confidence of the interval that must not contain 1 for the verdicts FASTER and SLOWER. It increases with
+        the number of rows, so that the chance of at least one false verdict is at most FALSE_ALARM_CHANCE.
+        """
+        return 1 - FALSE_ALARM_CHANCE / self.row_count
+
     def _compute_ratio_interval(self, confidence: float) -> Interval:
         a, b = self.a.interval, self.b.interval
         assert a is not None and b is not None, "only measured rows are paired"
@@ -151,8 +158,7 @@ class RowPair:
         interval of A or of B is unknown.
         """
         interval = self._compute_ratio_interval(_EQUIVALENCE_CONFIDENCE)
-        # Divide by the number of rows, so that the chance of at least one false verdict is at most FALSE_ALARM_CHANCE.
-        strict_interval = self._compute_ratio_interval(1 - FALSE_ALARM_CHANCE / self.row_count)
+        strict_interval = self._compute_ratio_interval(self.strict_confidence)
         if interval.coverage < MIN_INTERVAL_COVERAGE or not self.has_known_intervals:
             return "UNDECIDED"
         if 1 - tolerance <= interval.low and interval.high <= 1 + tolerance:

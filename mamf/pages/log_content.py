@@ -249,22 +249,29 @@ def make_run_log_content(log: RunLog) -> LogContent:
     )
     dtypes = ", ".join(dict.fromkeys(str(getattr(each, "dtype", "")) for each in log.plan.problems if each))
     verdict = next(yield_verdict_lines(log.measurements, log.tier == "interrupted")) if log.plan.kind == VERIFY else ""
-    left_noun = "ceiling" if get_kind(log.plan).has_ceilings else "measurement"
+    title = (
+        f"hardware counters of {log.plan.operation}"
+        if log.counter_records
+        else make_run_title(log.plan).partition(" ")[2]
+    )
     return LogContent(
         log.path.name,
-        f"{header['device']['name']}: {make_run_title(log.plan).partition(' ')[2]}"
-        + (f" ({dtypes})" if dtypes and log.plan.kind != VERIFY else ""),
+        f"{header['device']['name']}: {title}" + (f" ({dtypes})" if dtypes and log.plan.kind != VERIFY else ""),
         [
             describe_machine(header),
-            f"{format_start_time(header)}; {describe_run_end(log.summary, left_noun=left_noun)}",
+            f"{format_start_time(header)}; "
+            + describe_run_end(log.summary, left_noun="ceiling" if get_kind(log.plan).has_ceilings else "measurement"),
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
             *_list_unconfirmed_ceilings(log),
             *list_warnings(log),
         ],
         document,
         [] if log.counter_records else list(_make_pictures(log)),
-        # Guard and reproduce measure a row several times, and the best of these rounds is too high by chance.
-        [] if log.plan.kind in (GUARD, OVERLAP, REPRODUCE, VERIFY) else list(_list_headline_figures(log)),
+        # Guard and reproduce measure a row several times, and the best of these rounds is too high by chance. The rates
+        # in a log of counters are also in the log whose fastest kernels it explains.
+        []
+        if log.counter_records or log.plan.kind in (GUARD, OVERLAP, REPRODUCE, VERIFY)
+        else list(_list_headline_figures(log)),
         make_conditions_blocks(header),
         header["command"],
         log,

@@ -178,6 +178,11 @@ def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
             yield "other work used the CPU while A or B was measured: measure again on a quiet machine"
         elif not pair.has_known_intervals:
             yield "the interval of A or of B is unknown: 'mamf show' of both logs says why"
+        elif not pair.interval.low <= 1 <= pair.interval.high:
+            yield (
+                "the 95 % interval does not contain 1, but the "
+                f"{format_as_percent(pair.strict_confidence)} interval does: more runs of each side can decide"
+            )
         elif pair.was_measured_too_briefly(tolerance):
             yield f"the interval is wider than +-{percent}: longer runs, or more of them, can decide"
         else:

@@ -152,8 +152,10 @@ def yield_verdict_lines(rows: MeasuredRows, is_interrupted: bool = False) -> Ite
         return
     share = f"with 95 % confidence {_describe_wrong_share(wrong, problems)} of such problems"
     if not wrong:
-        launches, values = (_format_percent(compute_max_wrong_share(totals[name])) for name in ("launches", "values"))
-        share += f", {launches} % of launches and {values} % of values"
+        share += (
+            f", {_format_percent(compute_max_wrong_share(totals['launches']))} % of launches and "
+            f"{_format_percent(compute_max_wrong_share(totals['values']))} % of values"
+        )
     yield f"{share} are wrong, if errors are independent"
     groups = group_pairs(((row.kernel, row.problem.dtype), row) for row in rows)
     tested = {key: each for key, group in groups.items() if (each := count_verified_items(group))["problems"]}

@@ -1,4 +1,4 @@
-"""The command line as a user meets it, on an accelerator in virtual time and, where it matters, in its own process."""
+"""Test the command line as users see it, with a simulated accelerator and, where necessary, in a separate process."""
 
 import io
 import os
@@ -110,7 +110,7 @@ def interrupt_at(count):
     return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
 
 
-# The last launch is of the third shape.
+# Launches 2 and 33 come before the end of the first row. The launch ``last`` is part of the third row.
 @pytest.mark.parametrize(
     ("regime", "at"),
     [(regime, at) for regime, last in (("burst", 55), ("sustained", 4000), ("classic", 7470)) for at in (2, 33, last)],
@@ -153,7 +153,7 @@ def test_a_signal_in_the_middle_of_a_record_waits_until_it_is_written(sweep, mon
 
 
 def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
-    """Its output is NaN, which JSON cannot hold: the row says so in words."""
+    """Check a kernel with the relative error NaN. JSON cannot represent NaN, so the row contains null and a reason."""
     (tmp_path / "nothing.py").write_text(
         textwrap.dedent("""
             from mamf.kernel import PreparedKernel, Verdict
@@ -171,7 +171,8 @@ def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
         sys.path.remove(str(tmp_path))
     assert code == 1
     assert " and 1 more: wrong_result: " in out
-    assert [row.relative_error for row in read_run_log(tmp_path / "run.jsonl").measurements] == [None, None]
+    rows = read_run_log(tmp_path / "run.jsonl").measurements
+    assert [(row.relative_error, "relative error nan" in row.reason) for row in rows] == [(None, True)] * 2
 
 
 def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):
@@ -471,4 +472,4 @@ def test_a_process_that_goes_on_after_a_command_is_not_ended_for_its_threads():
         "worker.join()"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.stderr == "goes on\n"  # stdout is only for what the command prints
+    assert ended.stderr == "goes on\n"  # mamf redirects it, because stdout is for reports only

@@ -1,4 +1,4 @@
-"""Comparing two logs: what is paired, how sure a verdict is, and what is refused."""
+"""Test the comparison of two logs: which rows it pairs, which verdict it gives, and which logs it refuses."""
 
 import copy
 import re
@@ -44,7 +44,7 @@ def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
 
 
 def row(seconds=1.0, shape=SHAPES[0], count=8, spread=0.001, **fields):
-    """A row whose median is ``seconds``."""
+    """Return a row with a median of ``seconds`` and ``count`` samples, which deviate by up to the share ``spread``."""
     samples = tuple(seconds * (1 + spread * (2 * each / max(1, count - 1) - 1)) for each in range(count))
     known = {
         "kernel": "torch.mm",
@@ -70,7 +70,7 @@ def attention_row(seconds=1.0, **fields):
 
 @pytest.fixture
 def write(tmp_path):
-    """Write a log to a file."""
+    """Return a function that writes a log to a file and returns the path."""
 
     def written(made):
         path = tmp_path / made.path.name
@@ -123,12 +123,12 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
     ("seconds", "spread", "verdict"),
     [
         (1.0, 0.001, "SAME"),
-        (1.005, 0.001, "SAME"),  # surely slower, but by less than anyone minds
+        (1.005, 0.001, "SAME"),  # certainly slower, but by less than the tolerance
         (1.02, 0.001, "SLOWER"),
         (0.98, 0.001, "FASTER"),
-        (1.0, 0.02, "UNDECIDED"),  # too noisy to call it the same
+        (1.0, 0.02, "UNDECIDED"),  # too noisy for SAME
         (1.02, 0.02, "UNDECIDED"),
-        (1.0095, 0.003, "SLOWER"),  # surely so, and perhaps by more than the tolerance
+        (1.0095, 0.003, "SLOWER"),  # certainly slower, and perhaps by more than the tolerance
     ],
 )
 def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
@@ -166,7 +166,12 @@ def test_each_undecided_row_has_one_reason(tolerance):
     seconds = {MatmulShape(1024 * number, 1024, 1024): 1 + 0.002 * number for number in range(1, 9)}
     counts = {shape: 1 if shape.m == 1024 else 8 for shape in seconds}
     a, b = (log(*(row(factor.get(shape, 1.0), shape, counts[shape]) for shape in seconds)) for factor in ({}, seconds))
-    reasons = ("too few samples to decide", "longer runs, or more of them", "may be larger or smaller")
+    reasons = (
+        "too few samples to decide",
+        "does not contain 1",
+        "longer runs, or more of them",
+        "may be larger or smaller",
+    )
     pairs = [pair for pair in compare_logs(a, b).pairs if pair.decide_verdict(tolerance) == "UNDECIDED"]
     assert pairs
     for pair in pairs:
@@ -235,11 +240,11 @@ def test_a_row_that_fails_in_one_log_is_told():
     )
 
 
-# -- finds -------------------------------------------------------------------------------------------------------------
+# -- logs of mamf find -------------------------------------------------------------------------------------------------
 
 
 def rounds(seconds, shape, count=6, **fields):
-    """A candidate that every round measures with its own luck."""
+    """Return the rows of one candidate: one row per round, each 0.1 % slower than the one before."""
     return [
         row(seconds * (1 + 0.001 * n), shape, phase="confirm", round_number=n, **fields) for n in range(1, count + 1)
     ]
@@ -257,13 +262,13 @@ def test_two_finds_compare_their_ceilings_whatever_the_shape():
 def test_a_round_is_a_sample_of_a_candidate():
     found = log(*rounds(1.0, SHAPES[0]), *rounds(1.0, SHAPES[1], count=2), plan=FIND_PLAN)
     (entry,) = list_compared_rows(found)
-    assert entry.shape == "1024x1024x1024"  # two rounds confirm nothing
+    assert entry.shape == "1024x1024x1024"  # the other shape has only two rounds, which are too few to confirm it
     speeds = sorted(each.compute_rate("median") for each in found.measurements if each.shape == SHAPES[0])
     assert entry.rate == pytest.approx((speeds[2] + speeds[3]) / 2)
     assert (entry.interval.low, entry.interval.high) == (speeds[0], speeds[-1])
 
 
-# -- what is refused ---------------------------------------------------------------------------------------------------
+# -- refused comparisons -----------------------------------------------------------------------------------------------
 
 UNLIKE = {
     "device H100 against H200": log(row(), name="b.jsonl", device_name="H200", uuid_hash="bb"),
@@ -306,7 +311,7 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
 
 
 def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
-    """Of two devices that share a run the second is 3 % faster, because its clock is."""
+    """Check two devices of one run. The second device is 3 % faster, but only because its clock is 3 % higher."""
     (first,) = list_compared_rows(log(clocked(0.973)))
     second = replace(first, device="bb", device_speed=1.03)
     assert second.convert_to_cycle_share().scale_to_device_of(first.convert_to_cycle_share()).rate == pytest.approx(

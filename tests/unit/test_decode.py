@@ -1,4 +1,4 @@
-"""Decode: exact counts, drawn lengths, tables, and rows as shares of the read bandwidth and the matmul ceiling."""
+"""Test decode: FLOP and bytes, random sequence lengths, and rows as shares of the bandwidth and matmul ceilings."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "test_dec
 
 
 class HalfOfMemory(SimulatedKernel[DecodeProblem, DecodeShape], DecodeKernel):
-    """Reads at half of a simulated device's bandwidth."""
+    """A kernel that reads at half of the simulated device's bandwidth."""
 
     name = "half-of-memory"
 
@@ -38,19 +38,19 @@ def parse(text):
     return DecodeShape.parse(text)
 
 
-# -- counts ------------------------------------------------------------------------------------------------------------
+# -- FLOP, bytes and lengths -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("text", "flop", "nbytes"),
     [
-        # Each head reads 100 keys and values; 8 kv heads are read once, queries and outputs of 32 heads.
+        # A sequence has 100 keys and values for each of 8 kv heads, and a query and an output for each of 32 heads.
         ("b2h32kv8q1c100d128", 2 * 32 * 2 * 2 * 100 * 128, 2 * (2 * 100 * 8 * 256 + 2 * 32 * 256)),
-        # The last query sees 100 keys, the one before 99; 7 pages of 4 bytes and a length for each sequence.
+        # The last query sees 100 keys, the one before it 99. The tables have 7 pages and a length for each sequence.
         ("b2h32kv8q2c100d128p16", 2 * 32 * 2 * 2 * 199 * 128, 2 * (2 * 100 * 8 * 256 + 4 * 32 * 256) + 4 * (14 + 2)),
-        # A latent of 576 is read once, for keys and values.
+        # A latent of 576 elements is both key and value, so it is read once.
         ("b1h128kv1q1c100d576v512l", 2 * 128 * 100 * 1088, 2 * (100 * 576 + 128 * 1088)),
-        # A prompt on its own: the pairs of a causal mask.
+        # All tokens are new, so the mask is causal and leaves 10 pairs of a query and a key.
         ("b1h4q4c4d8", 2 * 4 * 10 * 16, 2 * (4 * 4 * 16 + 4 * 4 * 16)),
     ],
 )
@@ -146,10 +146,11 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
     assert row["bound_by"] == "bandwidth"
     assert row["share_of_roof"] == pytest.approx(row["mbu"], rel=1e-6)
     assert row["mamfu"] == pytest.approx(row["flop"] / (row["time_ms"] / 1e3) / 1e12 / row["ceiling_tflops"], rel=1e-6)
-    # The same log prints the same, and lacks nothing.
+    # ``mamf show`` prints the same, and a resumed run has nothing left to measure.
     assert run("show", "run.jsonl", "--format", "json")[1] == out
     code, _, err = decode("--resume", "run.jsonl")
-    assert (code, err) == (0, "run.jsonl is complete, so this run measures nothing\n")
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("run.jsonl is complete, so this run measures nothing; ")
 
 
 def test_one_message_names_both_ceilings_that_a_short_budget_leaves_unconfirmed(decode):
@@ -197,7 +198,7 @@ def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
         assert decode(*options, "--output", name)[0] == 0
     code, out, _ = run("compare", "one.jsonl", "other.jsonl")
     assert (code, "no regression" in out) == (0, True)
-    assert "4 rows" in out, "the bandwidth found first is not compared"
+    assert "4 rows" in out, "the read bandwidth that each run measured first must not be compared"
     code, out, err = run("plot", "one.jsonl", "--output", "caches.svg")
     assert code == 0, err
     text = (tmp_path / "caches.svg").read_text()

@@ -1,4 +1,7 @@
-"""What may be asked of a resumed run: what its log was measured with, again. Alike for every measuring command."""
+"""Test which options a resumed run accepts: only those that its log was measured with, in any spelling.
+
+The rules are the same for all commands that measure.
+"""
 
 import contextlib
 import dataclasses
@@ -16,7 +19,7 @@ BACKEND = ["--backend", "mamf.testing:SimulatedBackend"]
 MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
 ATTENTION = ["--kernel", *KERNELS]
 LENGTHS = ["--seq-lens", "512", "1024", "--batch", "2", "--heads", "8", "--kv-heads", "4", "--head-dims", "64"]
-#: How the log of a command was made.
+#: For each command, the options with which its log is measured.
 MADE = {
     "sweep": [
         *("--m", "256", "512", "--n", "256", "--k", "256", "--reference", "128x128x128", "--time-limit", "1s"),
@@ -25,7 +28,8 @@ MADE = {
     "find": ["--budget", "1.2s", *MATMUL],
     "attention": [*LENGTHS, "--causal", "both", "--direction", "fwd", "bwd", "--no-ceiling", *ATTENTION],
 }
-#: Other spellings of the same plan, by what they take the place of.
+#: For each command, changes of these options that keep the plan the same. A change maps an option to its new values; an
+#: empty text removes the option.
 SAME = {
     "sweep": [
         {},
@@ -38,7 +42,7 @@ SAME = {
     "find": [{}, {"--dtype": "bfloat16 bf16", "--regime": "sustained burst"}],
     "attention": [{}, {"--seq-lens": "1024 512", "--direction": "bwd fwd", "--sparsity": "0", "--query-lens": ""}],
 }
-#: By option: another value, the option whose values differ, the value asked for and the one that the log has.
+#: The part of OTHER that sweeps and searches of matmuls have in common.
 PRODUCT = {
     "--dtype": ("float16", "dtype float16", "bfloat16"),
     "--out-dtype": ("float32", "out-dtype float32", "bfloat16"),
@@ -50,6 +54,8 @@ PRODUCT = {
     "--backend": ("cpu", "backend cpu", "simulated"),
     "--device": ("1", "device 1", "0"),
 }
+#: For each command and option: a value that changes the plan, and two parts of the message that refuses it: the option
+#: with the requested value, and the value in the log.
 OTHER = {
     "sweep": {
         **PRODUCT,
@@ -76,7 +82,7 @@ OTHER = {
 
 
 def changed(options, changes):
-    """A command line with other values of some options; an option without values goes."""
+    """Return the command line with other values for some options. ``changes``: an empty text removes the option."""
     groups = {}
     for word in options:
         if word.startswith("--"):
@@ -90,10 +96,10 @@ def changed(options, changes):
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """A log of each command, as bytes."""
+    """Return the log of each command as bytes, by the name of the command."""
     folder = tmp_path_factory.mktemp("logs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SimulatedBackend, "physics", Physics(host_launch_seconds=1e-3))  # a soak of few launches
+        patch.setattr(SimulatedBackend, "physics", Physics(host_launch_seconds=1e-3))  # few launches per second
         for command, options in MADE.items():
             assert main([command, *BACKEND, *options, "--output", str(folder / command)]) == 0
     return {command: (folder / command).read_bytes() for command in MADE}
@@ -101,7 +107,10 @@ def logs(tmp_path_factory):
 
 @pytest.fixture
 def resume(run, logs, tmp_path, monkeypatch):
-    """Resume the log of a command, or another command's; without a device's work."""
+    """Return a function that resumes a log with ``--dry-run``, which measures nothing, and checks that no log changes.
+
+    ``log``: the command that measured the log, if it is not the command that resumes it.
+    """
     monkeypatch.setattr(SimulatedBackend, "count_devices", classmethod(lambda cls: 2))
     for command, log in logs.items():
         (tmp_path / f"{command}.jsonl").write_bytes(log)
@@ -138,7 +147,11 @@ def test_what_a_log_names_by_its_module_is_named_again(resume):
 
 @pytest.mark.parametrize("command", ["sweep", "find"])
 def test_every_option_that_decides_a_figure_is_checked(command, run):
-    """Whoever adds an option adds it here: a contradiction of it, or a reason why it is free."""
+    """Check that this file covers every option. If you add an option to a command, add it to ``OTHER`` or to a set in
+    this test.
+
+    ``free``: options that may change when a run is resumed. ``elsewhere``: options that other tests cover.
+    """
     free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
     free |= {"--requeue", "--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
     elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
@@ -153,7 +166,7 @@ def test_every_option_that_decides_a_figure_is_checked(command, run):
         "--set",
         "--shapes",
     }
-    ranges = {"--m-range", "--n-range", "--k-range"}  # as --m
+    ranges = {"--m-range", "--n-range", "--k-range"}  # like --m
     _, out, _ = run(command, "--help-all")
     named = {word.strip("[](),;") for line in out.partition("\nusage: ")[2].splitlines() for word in line.split()}
     options = {word for word in named if word.startswith("--") and not word.endswith("'")}
@@ -185,7 +198,7 @@ def test_an_option_that_was_not_typed_is_not_said_to_contradict(resume, tmp_path
     ],
 )
 def test_a_log_is_started_so_that_one_command_line_can_be_queued_again(run, tmp_path, left, reason, is_link):
-    """A job that is killed in its first moment may leave the beginning of a log."""
+    """Start again from each kind of file that a job may leave behind if it is killed while it starts."""
     options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
     path = tmp_path / ("target.jsonl" if is_link else "run.jsonl")
     if is_link:
@@ -196,7 +209,9 @@ def test_a_log_is_started_so_that_one_command_line_can_be_queued_again(run, tmp_
     code, _, err = run(*options)
     assert (code, f"{path.name} {reason}: starting a new run" in err) == (0, True)
     before = path.read_bytes()
-    assert run(*options)[::2] == (0, "run.jsonl is complete, so this run measures nothing\n")
+    code, _, err = run(*options)
+    assert (code, err.count("\n")) == (0, 1)
+    assert err.startswith("run.jsonl is complete, so this run measures nothing; ")
     assert path.read_bytes() == before
     assert (tmp_path / "run.jsonl").is_symlink() == is_link
 
@@ -236,7 +251,7 @@ def test_a_log_is_resumed_by_the_command_that_began_it(resume, command, of):
 
 
 class Renumbered(SimulatedBackend):
-    """The same card, by whatever number."""
+    """A simulated card that has the same UUID at every index."""
 
     def __init__(self, index=0):
         super().__init__(index)
@@ -260,7 +275,7 @@ def test_a_log_is_continued_in_its_own_file(resume, command):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """Logs of two finds and of attention kernels beside the first one's ceiling."""
+    """Return the logs of two ``mamf find`` runs with different seeds as bytes, by file name."""
     folder = tmp_path_factory.mktemp("ceilings")
     for name, seed in (("one", "0"), ("two", "1")):
         options = [*BACKEND, *MATMUL, "--regime", "burst", "--budget", "10s", "--seed", seed]
@@ -270,7 +285,7 @@ def found(tmp_path_factory):
 
 @pytest.fixture
 def beside(run, found, tmp_path, monkeypatch):
-    """Resume attention kernels that were measured beside the ceiling ``one``."""
+    """Return a function that resumes a run of attention kernels that was measured with the ceiling ``one``."""
     for name, log in found.items():
         (tmp_path / name).write_bytes(log)
     options = ["attention", *BACKEND, "--ceiling-kernel", *MATMUL[1:]]

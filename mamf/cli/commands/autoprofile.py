@@ -97,7 +97,7 @@ def run_with_options(options: argparse.Namespace) -> int:
     write_file_atomically(
         folder / SUMMARY_FILE_NAME, make_summary_markdown(folder, commands.skip_reasons | skip_reasons)
     )
-    print_line(f"summary: {folder / SUMMARY_FILE_NAME}; to measure what is missing, run the command again")
+    print_line(f"summary: {folder / SUMMARY_FILE_NAME}; if measurements are missing, run the command again")
     return exit_code
 
 

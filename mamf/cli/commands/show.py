@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   mamf show LOG                         the report that the run printed
-  mamf show LOG --format csv --top all  every row, for a program
+  mamf show LOG --format csv            every row, for a program
   mamf show LOG --ceiling FIND_LOG      rows as shares of the ceilings in another log
 """
 

@@ -10,30 +10,35 @@ from hypothesis import settings
 from mamf.cli import main
 from mamf.testing import SimulatedBackend
 
-# The processes that run the tests share the cores: threads of torch's own would only wait for one another.
+# The processes that run the tests share the cores, so torch's own threads would only compete for the same cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# argparse looks for files of translations at every word that it says, and tests read the words.
+# With LANGUAGE=C, argparse does not look for a translation file for every message, and its messages stay in English, as
+# tests expect.
 os.environ["LANGUAGE"] = "C"
-# A shell starts what runs in its background deaf to Ctrl-C, and tests press it.
+# Background processes of a shell ignore SIGINT, but these tests send it.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# The processes that tests start may be hung up on, even if the tests run under nohup.
+# Processes under nohup ignore SIGHUP, but tests send it to processes that they start.
 if signal.getsignal(getattr(signal, "SIGHUP", signal.SIGINT)) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# What is imported and collected stays: few collections of garbage go through it.
+# Imported modules and collected tests are never garbage, so scan them less often.
 gc.set_threshold(50_000)
 
 OF_A_DEVICE = Path(__file__).parent / "device"
 
-# No test asserts on the wall clock, hypothesis's included; a run can be repeated, and tools/attack.py searches anew.
+# No deadline, because tests must not fail on a slow or busy machine. The examples are the same in every run, so that a
+# failure can be repeated. tools/attack.py searches for new examples.
 settings.register_profile("mamf", deadline=None, derandomize=True, max_examples=50)
 settings.load_profile("mamf")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config):
-    """Tests of an accelerator have it to themselves; all others run on every core."""
+    """Run the tests of tests/device in one process, because they need the accelerator to themselves.
+
+    Run all other tests on every core.
+    """
     asked = (Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args)
     if any(path.is_relative_to(OF_A_DEVICE) for path in asked):
         config.option.dist = "no"
@@ -41,7 +46,7 @@ def pytest_xdist_auto_num_workers(config):
     return None
 
 
-# Marked tests that a plain run skips, with the reason.
+# For each marker whose tests run only on request: the reason that pytest gives when it skips them.
 APART = {
     "docs": "half a minute: python -m pytest -m docs",
     "emulated": "half a minute: python -m pytest -m emulated",
@@ -50,7 +55,7 @@ APART = {
 
 
 def pytest_collection_modifyitems(config, items):
-    """Tests that take long, or need a browser, run when their marker is asked for."""
+    """Skip tests that take long or need a browser, unless -m names their marker."""
     for marker, reason in APART.items():
         if marker not in config.option.markexpr:
             for item in items:
@@ -59,19 +64,22 @@ def pytest_collection_modifyitems(config, items):
 
 
 def pytest_collection_finish():
-    """What made the tests is gone, and the rest stays."""
+    """Free the objects that only the collection of tests needed, before ``imported_so_far`` freezes the others."""
     gc.collect()
 
 
 @pytest.fixture(scope="module", autouse=True)
 def imported_so_far():
-    """What earlier tests imported stays too: no collection of garbage goes through all of torch again."""
+    """Exclude the modules that earlier tests imported, such as torch, from all later garbage collections."""
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def looked_at_load():
-    """No test waits to see how busy this host is, nor is warned of it; what really looks is given to who asks."""
+    """Make ``psutil.cpu_percent`` return 3 % at once, and provide the real function.
+
+    Tests then neither wait while psutil measures the load of this host, nor get warnings about a busy host.
+    """
     real = psutil.cpu_percent
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psutil, "cpu_percent", lambda interval: 3.0)
@@ -80,7 +88,7 @@ def looked_at_load():
 
 @pytest.fixture(scope="session", autouse=True)
 def unsynchronized():
-    """What tests write need not outlive a loss of power: no test waits for the disk."""
+    """Replace ``os.fsync``, so that tests do not wait for the disk. Their files need not survive a power failure."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda file: None)
         yield
@@ -88,7 +96,7 @@ def unsynchronized():
 
 @pytest.fixture(scope="session", autouse=True)
 def cache(tmp_path_factory):
-    """No test leaves a ceiling for the user of this machine, nor finds his."""
+    """Set MAMF_CACHE to an empty folder, so that tests neither read nor change the ceilings of the user."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAMF_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
@@ -96,7 +104,10 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="session", autouse=True)
 def small_cache_of_the_host(tmp_path_factory):
-    """A server's cache has hundreds of megabytes, which each burst would flush."""
+    """Pretend that the largest cache of this host's CPU has 1 MiB.
+
+    A server has a cache of hundreds of megabytes, and each measurement in the burst regime would flush all of it.
+    """
     caches = tmp_path_factory.mktemp("caches")
     (caches / "index3").mkdir()
     (caches / "index3" / "size").write_text("1M\n")
@@ -112,7 +123,7 @@ def backend():
 
 @pytest.fixture
 def on_launch(monkeypatch):
-    """Install a hook that every simulated backend calls with its number of launches."""
+    """Return a function that installs a hook. Simulated backends call the hook with their number of launches so far."""
 
     def install(hook):
         monkeypatch.setattr(SimulatedBackend, "on_launch", staticmethod(hook))
@@ -122,7 +133,10 @@ def on_launch(monkeypatch):
 
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
-    """Run a command in an empty folder; returns exit code, stdout and stderr."""
+    """Return a function that runs a mamf command in an empty folder, and returns its exit code, stdout and stderr.
+
+    The attribute ``folder`` of the function is the folder.
+    """
     monkeypatch.chdir(tmp_path)
 
     def command(*arguments):

@@ -1,8 +1,9 @@
-"""Lists what the adapters use of torch and of the vendors' libraries, from their syntax, without imports.
+"""List the names of torch and of the vendors' libraries that the adapters and some kernels use.
 
-The names that adapters give a library (``nvml``, ``smi``, ``hlml``, ``vendor``), and the helpers they call it through
-(``call_or_none``, ``get_first_number``), are known here. Results of such calls are followed through variables, so that
-``rates.gpu`` reads as ``pynvml.nvmlDeviceGetUtilizationRates().gpu``.
+This module reads the syntax trees of the files and imports none of them. It knows the names that adapters give a
+library (``nvml``, ``smi``, ``hlml``, ``vendor``) and the helpers through which they call it (``call_or_none``,
+``get_first_number``). It follows the results of calls through variables. For example, it lists ``rates.gpu`` as
+``pynvml.nvmlDeviceGetUtilizationRates().gpu`` if ``rates`` is the result of that call.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-#: What a name stands for wherever the adapters use it, as a variable or as an attribute.
+#: The names that have the same meaning in all adapters, as variables or as attributes, and the dotted path of each.
 KNOWN = {
     "amdsmi": "amdsmi",
     "hlml": "pyhlml",
@@ -24,11 +25,12 @@ KNOWN = {
     "torch": "torch",
     "vendor": "vendor",
 }
-#: What a parameter stands for in one file.
+#: For some files, the parameters that are functions of a library, and the dotted path of each.
 PARAMETERS = {"mamf/operations/attention/aiter.py": {"function": "aiter.flash_attn_func"}}
-#: Arguments that a helper puts before those it was given.
+#: The helpers through which adapters call a library. Each adds this number of arguments (the handle of the device)
+#: before the arguments that it was given.
 HELPERS = {"call_or_none": 1, "call_system_or_none": 0}
-#: The files that use them, and what ``vendor`` is there.
+#: The files to search, and the modules that the name ``vendor`` can mean in each.
 VENDORS = {
     "backends/_card_sharing.py": (),
     "backends/_nvml.py": ("torch.cuda",),
@@ -46,8 +48,14 @@ VENDORS = {
 
 @dataclass(frozen=True)
 class Use:
-    """One mention of ``path``. ``arguments``: how many a call gives it; None where nobody calls it or counts them.
-    ``is_optional``: the adapter goes on without it.
+    """One place where an adapter uses a name of a library.
+
+    - ``path``: the dotted path of the name. ``()`` after a name means the result of calling it.
+    - ``place``: the name of the file, and the line number.
+    - ``arguments``: the number of positional arguments, if the name is called. None if it is not called, or if the call
+      contains ``*arguments``.
+    - ``keywords``: the names of the keyword arguments.
+    - ``is_optional``: True if the adapter also works when the library lacks the name.
     """
 
     path: str
@@ -58,7 +66,7 @@ class Use:
 
 
 def uses(file: str, text: str | None = None) -> list[Use]:
-    """All uses in a file of the repository, or in ``text`` as if it were that file's."""
+    """Return all uses in a file of the repository. ``text``: the content of the file; by default, read it."""
     walker = _Walker(file)
     walker.visit(ast.parse((ROOT / file).read_text() if text is None else text))
     found = []
@@ -70,25 +78,29 @@ def uses(file: str, text: str | None = None) -> list[Use]:
 
 
 def all_uses() -> list[Use]:
+    """Return the uses in all files of ``VENDORS``."""
     return [use for file in VENDORS for use in uses(file)]
 
 
 def _with_vendors(path: str, vendors: Iterable[str]) -> list[str]:
+    """Return the paths that ``path`` can mean: if it begins with ``vendor``, one for each of ``vendors``."""
     head, _, rest = path.partition(".")
     return [f"{vendor}.{rest}" for vendor in vendors] if head == "vendor" else [path]
 
 
 class _Walker(ast.NodeVisitor):
+    """A visitor that collects the uses in one file, and the paths that are optional there."""
+
     def __init__(self, file: str) -> None:
         self.file = file
         self.found: list[Use] = []
         self.optional: set[str] = set()
-        # What a variable holds.
+        # The paths that each variable can mean at the current position in the file.
         self.paths: dict[str, list[str]] = {name: [path] for name, path in PARAMETERS.get(file, {}).items()}
-        self.texts: dict[str, list[str]] = {}  # the strings that a variable holds in turn
+        self.texts: dict[str, list[str]] = {}  # the strings that each variable can contain
 
     def resolve(self, node: ast.expr) -> list[str]:
-        """The paths that an expression may be; none for what is not a library's."""
+        """Return the paths that an expression can mean, or an empty list if it has nothing to do with a library."""
         match node:
             case ast.Name(name):
                 return self.paths.get(name) or _known(name)
@@ -104,6 +116,7 @@ class _Walker(ast.NodeVisitor):
         return []
 
     def literals(self, node: ast.expr) -> list[str]:
+        """Return the strings that an expression can contain, as far as the file writes them out."""
         match node:
             case ast.Constant(str(text)):
                 return [text]
@@ -123,6 +136,7 @@ class _Walker(ast.NodeVisitor):
         self.found += [Use(path, place, arguments, names) for path in paths if "." in path]
 
     def note_fields(self, node: ast.expr, answer: ast.expr, names: Iterable[ast.expr]) -> list[str]:
+        """Record a use of each field in ``names`` if ``answer`` is the result of a call. Return their paths."""
         paths = [path for path in self.resolve(answer) if path.endswith("()")]
         fields = [f"{path}.{text}" for path in paths for name in names for text in self.literals(name)]
         self.note(node, fields)
@@ -162,6 +176,7 @@ class _Walker(ast.NodeVisitor):
             self.visit(each)
 
     def note_call(self, node: ast.Call, paths: list[str], more: int) -> None:
+        """Record a call. ``more``: the difference between the arguments of the library and those of ``node``."""
         is_countable = not any(isinstance(each, ast.Starred) for each in node.args)
         self.note(node, paths, len(node.args) + more if is_countable else None, node.keywords)
 
@@ -188,6 +203,7 @@ class _Walker(ast.NodeVisitor):
     visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
+        """Visit a function. Forget its variables afterwards."""
         outside = dict(self.paths), dict(self.texts)
         self.generic_visit(node)
         self.paths, self.texts = outside

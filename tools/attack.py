@@ -1,12 +1,14 @@
-"""Attack mamf in every way that tools/attacks has, and print a table of counts.
+"""Run the attacks of tools/attacks on mamf, and print a table of the faults that they find.
 
-    python tools/attack.py                                  # all of it: hours
-    python tools/attack.py --share 0.02                     # a fiftieth of each
-    python tools/attack.py logs runs --seed 7             # these only
+    python tools/attack.py                        # all attacks; takes hours
+    python tools/attack.py --share 0.02           # all attacks, each with a fiftieth of its inputs
+    python tools/attack.py logs runs --seed 7     # only these two attacks
 
-Everything is measured on the simulated device of mamf.testing, in a temporary folder; nothing touches an accelerator.
-A seed and a share repeat an attack exactly, except for the times of real kills. Exit code 1: a row was lost or measured
-twice, an exception escaped, a command hung, a message was not what it should be, or a process took more than 2 GB.
+All measurements run on the simulated device of mamf.testing and in a temporary folder. They use no accelerator. The
+same seed and share repeat an attack exactly, except for the moments at which real processes are killed.
+
+The exit code is 1 if a row was lost or measured twice, an exception escaped, a command hung, an output or an exit code
+was wrong, or a process used more than 2 GB of memory.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ from attacks import faults, inputs
 from attacks.calls import Counts, table
 from attacks.honest import little_work, make
 
-#: What each does, and how often by default. Those that take logs are given honest ones.
+#: The function of each attack, and how many inputs or faults it uses by default. A function with a parameter ``logs``
+#: gets undamaged logs.
 ATTACKS: dict[str, tuple[Callable[..., Counts], int]] = {
     "logs": (inputs.attack_logs, 20_000),
     "command-lines": (inputs.attack_command_lines, 2_000),
@@ -34,24 +37,26 @@ ATTACKS: dict[str, tuple[Callable[..., Counts], int]] = {
     "runs": (faults.attack_runs, 2_000),
     "processes": (faults.attack_processes, 300),
 }
-#: A process may take the first; one that wants the second fails before the machine runs out.
+#: If a process uses more than the first number of bytes, the exit code is 1. The second is a limit on allocations: a
+#: process that reaches it gets a MemoryError before the machine runs out of memory.
 _MOST_BYTES, _LIMIT_BYTES = 2 * 10**9, 3 * 10**9
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = ", ".join(f"{name} {count}" for name, (_, count) in ATTACKS.items())
-    parser.add_argument("attacks", nargs="*", metavar="NAME", help=f"which ones (default: all; as often: {usual})")
-    parser.add_argument("--share", type=float, default=1.0, help="of the default counts (default: 1)")
+    parser.add_argument("attacks", nargs="*", metavar="NAME", help=f"attacks to run (default: all, counts: {usual})")
+    parser.add_argument("--share", type=float, default=1.0, help="factor for the default counts (default: 1)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     if wrong := set(options.attacks) - ATTACKS.keys():
         parser.error(f"there is no attack {min(wrong)!r}: {', '.join(ATTACKS)}")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a log named /dev/stdin is an empty one
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # Make stdin empty, because attacks name /dev/stdin as a log.
     resource.setrlimit(resource.RLIMIT_DATA, (_LIMIT_BYTES, _LIMIT_BYTES))
     found = []
     with tempfile.TemporaryDirectory() as name, little_work():
-        folder = Path(name, "attacked")  # what lies beside it, .. to an attack, is nothing
+        # Attacks also name the folder "..", so work in a folder whose parent contains no other files.
+        folder = Path(name, "attacked")
         folder.mkdir()
         os.chdir(folder)
         logs = make(folder)
@@ -77,7 +82,7 @@ def _report(found: list[Counts], seed: int) -> int:
 
 
 def _most_bytes() -> int:
-    """Return the most bytes that this process or any child took so far."""
+    """Return the peak memory of this process or of its largest child so far, whichever is larger, in bytes."""
     return max(resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 

@@ -1,16 +1,20 @@
-"""How few measurements does the search need? The share of a landscape's best rate that it reaches.
+"""Test how close the search of ``mamf find`` gets to the best rate after 50 to 200 measurements.
 
-    python tools/bench_search.py LANDSCAPE.csv                # columns m,n,k,tflops; absent shapes cannot be measured
-    python tools/bench_search.py LANDSCAPE.csv --made         # also on the simulated chips below, two of them with
-                                                              # their best at the edges of the grid
-    python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # each measurement 0.3 % off, as on a card
+    python tools/bench_search.py LANDSCAPE.csv                # search the rates in this file
+    python tools/bench_search.py LANDSCAPE.csv --made         # search the simulated chips below too
+    python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # add 0.3 % of noise to each rate, as on a real card
 
-"reached" is the true figure of the best shape among those measured, as a share of the landscape's best, without
-the noise that the search saw. A shape counts once, even if it is measured again. "ms a step" is a search's own time
-between two measurements, mean and longest.
+A landscape is a set of shapes with their rates. The file has the columns m, n, k and tflops. Shapes of the grid that
+are missing in the file are shapes that cannot be measured (NaN).
 
-A made landscape imitates a library: of several tiles it takes the fastest, a matmul takes as many waves as its tiles
-need, each wave reads and multiplies along K, and a part of every figure is specific to the shape.
+The tool runs each search several times with different random seeds. The table shows the rate of the best shape that a
+search found, in percent of the best rate in the landscape: the median and the worst of all seeds. The rates in the
+table do not include the noise. Repeated measurements of a shape count as one measurement. "ms a step" is the mean time
+that the search needs between two measurements, and "longest" is the longest time.
+
+A simulated chip imitates a matmul library. The library uses the fastest of several tile sizes. The time of a matmul
+grows with the number of waves that its tiles need, and the time of a wave grows with K. Each shape also has a small
+random deviation. On two of the chips, the best shape is at an edge of the grid.
 """
 
 from __future__ import annotations
@@ -37,10 +41,16 @@ Landscape = dict[MatmulShape, float]
 
 @dataclass(frozen=True)
 class Chip:
-    """``tiles``: M x N and the share of a unit's peak that a kernel of that tile reaches. ``own``: the standard
-    deviation of what cannot be explained by any of this. ``lost_to_size``: the share of its speed that a kernel loses
-    where C is 20480 x 20480, and in proportion where it is smaller. ``kept_at_k``: two sizes of K with the shares of
-    its speed that it keeps up to the first and from the second on, and in proportion between them.
+    """A simulated chip, which gives a rate for each matmul shape.
+
+    - ``bandwidth``: the memory bandwidth in bytes per second.
+    - ``tiles``: the tile sizes of the kernels as M, N, and the share of a compute unit's peak that the kernel reaches.
+    - ``startup_k``: the time that a wave needs to start, expressed as an additional length of K.
+    - ``own``: the standard deviation of the random deviation that each shape has.
+    - ``lost_to_size``: the share of its speed that a kernel loses if C is 20480 x 20480. With a smaller C, it loses
+      proportionally less.
+    - ``kept_at_k``: two lengths of K, each with the share of its speed that a kernel keeps. Below the first and above
+      the second length, the share is constant; between them, it is interpolated.
     """
 
     compute_units: int = 132
@@ -53,6 +63,7 @@ class Chip:
     kept_at_k: tuple[tuple[int, float], tuple[int, float]] = ((0, 1.0), (1, 1.0))
 
     def tflops(self, shape: MatmulShape, seed: int = 0) -> float:
+        """Return the rate of a shape. ``seed``: selects the random deviations of the shapes."""
         seconds = min(self._seconds(shape, *tile) for tile in self.tiles)
         own = random.Random(f"{seed} {shape}").gauss(0.0, self.own)
         kept = 1 - self.lost_to_size * shape.m * shape.n / 20480**2
@@ -69,7 +80,7 @@ class Chip:
         return max(computing, nbytes / self.bandwidth) + 2e-6
 
 
-#: Chips that no search was tuned on.
+#: Chips that nobody used to tune the search.
 CHIPS = {
     "132 units": Chip(),
     "108 units": Chip(
@@ -83,9 +94,9 @@ CHIPS = {
 
 _HOPPER_TILES = ((128, 256, 0.89), (256, 128, 0.89), (128, 128, 0.80))
 
-#: Chips whose best shapes lie at the edges of a grid. The first is a model of an H200: C of one wave of tiles gains
-#: 1 % from K = 20480 to 40960, and loses some of it to 65536. On the second the operands of a wave stay in the cache
-#: where K is short, and many waves are needed.
+#: Chips on which the best shape is at an edge of the grid. The first is a model of an H200: if the tiles of C need only
+#: one wave, the rate rises by 1 % from K = 20480 to 40960, and falls again up to K = 65536, though by less. On the
+#: second, the operands of a wave fit in the cache only if K is small, and the best shape needs many waves.
 EDGES = {
     "best at long K": Chip(
         tiles=_HOPPER_TILES, startup_k=900.0, lost_to_size=0.6, kept_at_k=((20480, 1.0), (65536, 0.97))
@@ -93,16 +104,18 @@ EDGES = {
     "best at short K": Chip(148, 990.0, 4e12, _HOPPER_TILES, startup_k=15.0, kept_at_k=((1536, 1.0), (2048, 0.97))),
 }
 
-#: A second kernel of the chip of 132 units: slower where the first is at its best, and at its own best faster.
+#: A second kernel for the chip with 132 units. It is slower than the first kernel on the first kernel's best shape, but
+#: on its own best shape it is faster than the first kernel on any shape.
 BEST_ELSEWHERE = Chip(tiles=((128, 256, 0.89), (256, 128, 0.89)), startup_k=300.0, lost_to_size=0.15)
 
 
 def made(chip: Chip, shapes: Iterable[MatmulShape], seed: int = 0) -> Landscape:
+    """Return the landscape of a simulated chip."""
     return {shape: chip.tflops(shape, seed) for shape in shapes}
 
 
 def recorded(path: Path) -> Landscape:
-    """Read a CSV with the columns m, n, k, tflops."""
+    """Read a landscape from a CSV file with the columns m, n, k and tflops."""
     with path.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
     return {MatmulShape(*(int(float(row[name])) for name in "mnk")): float(row["tflops"]) for row in rows}
@@ -114,13 +127,13 @@ CHECKPOINTS = (50, 100, 150, 200)
 COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))
 TIMES = ("ms a step", "longest")
 MADE_SIZES = range(1024, 21504, 1024)
-# The sizes of M and N, and those of K, where the best lies at an edge.
+# For the chips in EDGES: the sizes of M and N, and the sizes of K.
 EDGE_SIZES = (range(1024, 17408, 1024), (*range(1024, 21504, 1024), 24576, 32768, 40960, 49152, 65536))
 
 
 @dataclass
 class Task:
-    """A landscape to be searched: absent shapes of its grid read as NaN."""
+    """A landscape to search, and its grid. The rate of a shape that is not in the landscape is NaN."""
 
     name: str
     truth: Landscape
@@ -142,11 +155,15 @@ def made_task(name: str, chip: Chip) -> Task:
 
 
 class SpentError(Exception):
-    """The measurements that a search may take are spent."""
+    """The error that stops a search after its last permitted measurement."""
 
 
 class Meter:
-    """Measures by looking up, counts, and times what a search does in between."""
+    """A function that measures a shape by looking up its rate.
+
+    - ``seen``: the measured shapes, in order, with the rates that the search received.
+    - ``steps``: the seconds that the search took before each measurement.
+    """
 
     def __init__(self, task: Task, noise: float, seed: int) -> None:
         self.task = task
@@ -166,12 +183,12 @@ class Meter:
         return self.seen[shape]
 
     def reached(self, count: int) -> float:
-        """Return the share of the landscape's best that the first ``count`` measurements reached."""
+        """Return the best rate among the first ``count`` measured shapes, as a share of the landscape's best rate."""
         return max(self.task.truth.get(shape, 0.0) for shape in list(self.seen)[:count]) / self.task.best
 
 
 def run(task: Task, compute_units: int | None, noise: float, seeds: range) -> list[str]:
-    """Return the cells of a line: what the search reached over the seeds, and its own time."""
+    """Run the search once for each seed. Return the cells of its row in the table: the rates, then the times."""
     meters = []
     for seed in seeds:
         meter = Meter(task, noise, seed)
@@ -182,7 +199,7 @@ def run(task: Task, compute_units: int | None, noise: float, seeds: range) -> li
     for count in CHECKPOINTS:
         reached = [meter.reached(count) for meter in meters]
         cells += [f"{100 * value:.2f}" for value in (statistics.median(reached), min(reached))]
-    # Before the first measurement it sets out: once, and no device waits.
+    # Leave out the time before the first measurement: it occurs only once, and no device waits during it.
     steps = [1000 * step for meter in meters for step in meter.steps[1:]]
     return [*cells, f"{statistics.fmean(steps):.1f}", f"{max(steps):.1f}"]
 
@@ -190,10 +207,16 @@ def run(task: Task, compute_units: int | None, noise: float, seeds: range) -> li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("landscape", type=Path, metavar="LANDSCAPE.csv")
-    parser.add_argument("--compute-units", type=int, default=132, help="of the recorded device (default: 132)")
-    parser.add_argument("--seeds", type=int, default=20, help="runs of each search (default: 20)")
-    parser.add_argument("--first-seed", type=int, default=0, help="of these runs; use seeds that nothing was tuned on")
-    parser.add_argument("--noise", type=float, default=0.0, help="standard deviation of a measurement (default: 0)")
+    parser.add_argument(
+        "--compute-units", type=int, default=132, help="number of compute units of the recorded device (default: 132)"
+    )
+    parser.add_argument("--seeds", type=int, default=20, help="number of runs of each search (default: 20)")
+    parser.add_argument(
+        "--first-seed", type=int, default=0, help="seed of the first run (default: 0); do not tune the search on it"
+    )
+    parser.add_argument(
+        "--noise", type=float, default=0.0, help="standard deviation of a measurement, as a share (default: 0)"
+    )
     parser.add_argument("--made", action="store_true")
     options = parser.parse_args()
     tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]

@@ -1,9 +1,10 @@
-"""Measures the clock during the first milliseconds of a burst: what compute units count, and what sensors say.
+"""Measure the clock during the first milliseconds of a burst, with clock stamps and with the driver's sensor.
 
-    python tools/burst_clock.py > docs/burst-clock-h200.csv   # needs an NVIDIA GPU; 20 s
+    python tools/burst_clock.py > docs/burst-clock-h200.csv   # needs an NVIDIA GPU; takes 20 s
 
-Each burst queues one matmul many times, with a clock stamp after each launch, and a rest before it. A thread reads
-the sensors meanwhile. The table has the median of all bursts: tools/pictures.py draws it.
+Stamps read the cycle counters of the compute units, so they show the actual clock. In each burst, the device first
+rests, and then runs one matmul many times, with a stamp after each launch. Meanwhile, a thread reads the sensor. The
+tool prints the medians of all bursts as a CSV table, and tools/pictures.py draws a picture of this table.
 """
 
 from __future__ import annotations
@@ -37,23 +38,29 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 SHAPE, BURSTS, LAUNCHES, REST_SECONDS = "4096x4096x4096", 20, 99, 0.2
-#: Flushes of the cache ahead of the launches, as in every burst: they run while the host queues the launches.
+#: The number of cache flushes before the launches. As in mamf's bursts, they keep the device busy while the host queues
+#: the launches.
 LEAD = 64
-#: How long the reader of the sensor waits between readings: without a wait it slows the thread that queues launches.
+#: The time between two readings of the sensor. Without it, the thread that reads would slow down the thread that queues
+#: the launches.
 PAUSE_SECONDS = 0.0002
 COLUMNS = ("device", "shape", "data", "source", "milliseconds", "mhz")
 STAMPS, SENSOR = "compute units", "sensor"
 
 
 class Point(NamedTuple):
-    """``milliseconds``: from the burst's first launch to the middle of this one."""
+    """A clock in MHz, and its time in milliseconds since the first launch of the burst began."""
 
     milliseconds: float
     mhz: float
 
 
 def bursts(backend: Backend, data: str) -> tuple[list[list[Point]], list[list[Point]]]:
-    """Per burst, the clock of each launch by stamps, and the readings of the sensor meanwhile."""
+    """Run the bursts. Return, for each burst, the clocks of its launches from stamps, and the sensor's readings.
+
+    ``data``: the values of the operands, such as ``normal`` or ``zeros``. Raises SystemExit if the device has no stamps
+    or no sensors.
+    """
     needs: tuple[Any, Any] = (backend.clock_stamps, backend.telemetry)
     for needed in needs:
         if isinstance(needed, Unavailability):
@@ -86,12 +93,12 @@ def bursts(backend: Backend, data: str) -> tuple[list[list[Point]], list[list[Po
             begin = end - stamps.compute_elapsed(marks[0], marks[-1]).seconds
             said.append([Point(1e3 * (when - begin), mhz) for when, mhz in readings])
     pool.release_buffers()
-    # The first burst also compiles and allocates.
+    # Drop the first burst, which also compiles kernels and allocates memory.
     return counted[1:], said[1:]
 
 
 def read_sensor(sensor: Any, readings: list[tuple[float, float]], is_over: threading.Event) -> None:
-    """Append the time and the clock in MHz until ``is_over``."""
+    """Append the host's time and the clock in MHz to ``readings`` again and again, until ``is_over`` is set."""
     while not is_over.is_set():
         before = time.perf_counter()
         hertz = sensor.read().clock_hz
@@ -101,6 +108,7 @@ def read_sensor(sensor: Any, readings: list[tuple[float, float]], is_over: threa
 
 
 def clocks(stamps: Any, marks: Sequence[Any]) -> Iterator[Point]:
+    """Yield the clock of each launch at the middle of the launch. Leave out launches that no compute unit stamped."""
     for start, end in itertools.pairwise(marks):
         launch, until_end = stamps.compute_elapsed(start, end), stamps.compute_elapsed(marks[0], end)
         if launch is not None and launch.clock_hz and until_end is not None:
@@ -108,13 +116,13 @@ def clocks(stamps: Any, marks: Sequence[Any]) -> Iterator[Point]:
 
 
 def medians_of_launches(all_bursts: Sequence[Sequence[Point]]) -> list[Point]:
-    """The median of all bursts at each launch."""
+    """Return one point for each launch: the medians over all bursts."""
     by_launch = zip(*all_bursts, strict=False)
     return [Point(*map(statistics.median, zip(*points, strict=True))) for points in by_launch]
 
 
 def medians_of_milliseconds(all_bursts: Sequence[Sequence[Point]], last: float) -> list[Point]:
-    """The median of all readings in each millisecond."""
+    """Return one point for each millisecond up to ``last``: the median of the readings of all bursts."""
     readings: dict[int, list[float]] = defaultdict(list)
     for point in (each for burst in all_bursts for each in burst):
         if 0 <= point.milliseconds <= last:
@@ -127,7 +135,7 @@ def medians_of_milliseconds(all_bursts: Sequence[Sequence[Point]], last: float) 
 
 @dataclass(frozen=True)
 class BurstClock(Picture):
-    """``lines``: what each shows, and its points as (milliseconds, MHz)."""
+    """A picture of the clock over time. ``lines``: the name of each line, and its points as (milliseconds, MHz)."""
 
     lines: tuple[tuple[str, tuple[tuple[float, float], ...]], ...]
 
@@ -150,7 +158,7 @@ _LOOKS: tuple[dict[str, Any], ...] = (
 
 
 def picture_of(path: Path) -> BurstClock:
-    """The picture of a table that this tool printed. The sensor is drawn once, of the first data."""
+    """Return the picture of a table that this tool printed. It shows the sensor's clock only for the first data."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     first = rows[0]

@@ -1,17 +1,25 @@
-"""Checks that the vendors' libraries have what the adapters, some kernels and the tests' fakes use.
+"""Check that the vendors' libraries have the names that the adapters, some kernels and the fakes of the tests use.
 
-    python tools/check_fakes.py           # downloads the wheels with pip into a temporary folder
-    python tools/check_fakes.py --write   # updates the snapshot
+    python tools/check_fakes.py           # compare with the newest wheels and with the snapshot
+    python tools/check_fakes.py --write   # the same, but write the snapshot instead of comparing with it
 
-The wheels are read, never imported. Each mismatch is a line: an unknown name, a wrong call, a key or field that a
-result lacks, an exception that no adapter mentions. The snapshot is ``tests/contract/vendor_interfaces.json``;
-``test_vendor_interfaces.py`` compares adapters and fakes with it, without the network. Exit code 1: a mismatch,
-or an outdated snapshot. 2: a wheel is not available, so its library is unchecked.
+The tool downloads the wheels with pip into a temporary folder, and reads their source without importing it. It prints a
+line for each mismatch: an unknown name, a call with wrong arguments, a key or field that a result lacks, or an
+exception that no adapter mentions.
 
-torch needs no wheel: ``test_torch_interfaces.py`` checks the installed version, and with it how TunableOp is called;
-hipBLASLt is called by torch alone. torch_npu's functions are checked against what ``AcceleratorBackend`` asks of any
-vendor. torch.hpu is not checked: habana_frameworks is only in Intel's images. intel-extension-for-pytorch is imported
-for torch.xpu's sake, and no name of it is used.
+The snapshot is ``tests/contract/vendor_interfaces.json``. It records the names that mamf uses as the wheels declare
+them. ``test_vendor_interfaces.py`` compares adapters and fakes with the snapshot, so it needs no network.
+
+Exit code 1: there is a mismatch, or the snapshot is outdated. Exit code 2: a wheel is not available, so the tool could
+not check that library.
+
+The tool does not check these libraries, or only in part:
+
+- torch: ``test_torch_interfaces.py`` checks the installed version, including the calls of TunableOp. hipBLASLt needs no
+  check, because only torch calls it.
+- torch_npu: the tool checks only the functions that ``AcceleratorBackend`` calls on every vendor's torch module.
+- torch.hpu: it comes with habana_frameworks, which only Intel's images contain.
+- intel-extension-for-pytorch: mamf imports it only because it adds torch.xpu, and uses no name of it.
 """
 
 from __future__ import annotations
@@ -38,12 +46,14 @@ DISTRIBUTIONS = {
     "aiter": "amd-aiter",
     "torch_npu.npu": "torch-npu",
 }
-#: A vendor's torch module: what its functions return is of C++, and what it lacks the adapter does without.
+#: The torch modules of vendors. The tool does not check their optional names, and it does not check fields of results,
+#: because C++ code creates these results.
 TORCH_MODULES = ("torch_npu.npu",)
 SNAPSHOT = ROOT / "tests" / "contract" / "vendor_interfaces.json"
 REGENERATE = "python tools/check_fakes.py --write"
 _REASONS = ("SwPowerCap", "HwSlowdown", "SyncBoost", "SwThermalSlowdown", "HwThermalSlowdown", "HwPowerBrakeSlowdown")
-#: Constants whose values the adapters, or the fakes' default arguments, write out.
+#: Constants that the adapters write as numbers, or that the fakes use as default arguments. The snapshot records their
+#: values even if no adapter uses their names.
 WRITTEN_OUT: dict[str, list[str]] = {
     "pynvml": [f"nvmlClocksEventReason{reason}" for reason in _REASONS],
     "amdsmi": ["AmdSmiInitFlags.INIT_AMD_GPUS"],
@@ -51,24 +61,27 @@ WRITTEN_OUT: dict[str, list[str]] = {
 }
 
 
-# -- what a library declares ------------------------------------------------------------------------------------------
+# -- the declarations of a library ------------------------------------------------------------------------------------
 
 Found = tuple[str, ast.AST]
 
 
 class VendorSource:
-    """Names are followed through imports, ``import *`` and aliases to where they are declared; nothing is imported."""
+    """The source of a library. It finds the declaration of a name through imports, ``import *`` and aliases."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
-        """``files``: text by path inside the distribution, as "amdsmi/amdsmi_interface.py"."""
+        """Parse the files of a wheel. ``files``: the text of each, by its path, as in "amdsmi/amdsmi_interface.py"."""
         self.packages = {_module(path) for path in files if path.endswith("__init__.py")}
         self.scopes: dict[str, dict[str, Any]] = {}
         for path, text in files.items():
-            with contextlib.suppress(SyntaxError):  # a template
+            with contextlib.suppress(SyntaxError):  # some wheels contain templates, which are not valid Python
                 self.scopes[_module(path)] = _scope(ast.parse(text).body)
 
     def find(self, module: str, path: str) -> Found | None:
-        """Where "name" or "name.attribute", as seen from a module, is declared: the module and the node."""
+        """Return the declaration that a name has in a module: the module that declares it, and the syntax node.
+
+        ``path``: "name" or "name.attribute". Returns None if there is no such name.
+        """
         head, _, rest = path.partition(".")
         scope = self.scopes.get(module, {})
         match scope.get(head):
@@ -95,7 +108,14 @@ class VendorSource:
                 return module, node
 
     def declared(self, module: str, path: str) -> dict[str, Any] | str | int | None:
-        """A function's parameters, result and exceptions; "exception"; a constant's value; None for no such name."""
+        """Describe the declaration of a name.
+
+        - A function: its parameters, the keys and fields of its result, and the exceptions that it raises.
+        - A class of exceptions: "exception".
+        - Another class with a constructor: the parameters of the constructor. ``result`` has the names of the methods.
+        - A constant that is a whole number: the number.
+        - Anything else, or a name that does not exist: None.
+        """
         found = self.find(module, path)
         if found is None:
             return None
@@ -113,7 +133,10 @@ class VendorSource:
         return None
 
     def _behaviour(self, function: Found) -> dict[str, list[str]]:
-        """Keys and fields of what a function, or one that it calls, makes; the exceptions' bases in the library."""
+        """Return the keys and fields that a function's result may have, and the exceptions that the function may raise.
+
+        Include those of the functions that it calls. An exception is represented by its base class in the library.
+        """
         fields, exceptions = set(), set()
         for module, node in self._reached(function):
             match node:
@@ -128,7 +151,10 @@ class VendorSource:
         return {"result": sorted(map(str, fields)), "raises": sorted(exceptions)}
 
     def _reached(self, function: Found) -> Iterator[Found]:
-        """The nodes of a function and of the functions it names, and the classes they name."""
+        """Yield the syntax nodes of a function and of all functions that it reaches by name.
+
+        If these functions name a class, yield the class too.
+        """
         waiting, seen = [function], [function[1]]
         while waiting:
             module, current = waiting.pop()
@@ -144,13 +170,14 @@ class VendorSource:
                         yield found
 
     def _ancestor(self, found: Found) -> str:
-        """The name of a class's first base that the distribution declares, or its own."""
+        """Return the name of the topmost base class that the library declares, or else the name of the class."""
         module, node = found
         assert isinstance(node, ast.ClassDef)
         base = self.find(module, _dotted(node.bases[0])) if node.bases else None
         return self._ancestor(base) if base and isinstance(base[1], ast.ClassDef) else node.name
 
     def _origin(self, module: str, statement: ast.ImportFrom) -> str:
+        """Return the absolute name of the module from which a statement in ``module`` imports."""
         parts = module.split(".")
         up = statement.level - (module in self.packages)
         package = parts[: len(parts) - up] if statement.level else []
@@ -162,7 +189,10 @@ def _module(path: str) -> str:
 
 
 def _scope(body: Iterable[ast.stmt]) -> dict[str, Any]:
-    """What the statements of a module or class bind, the last binding first of all; "*": its ``import *``."""
+    """Return the names that the statements of a module or class bind, each with the node of its last binding.
+
+    The key "*" has the list of all ``import *`` statements.
+    """
     bound: dict[str, Any] = {}
     for statement in body:
         match statement:
@@ -180,7 +210,7 @@ def _scope(body: Iterable[ast.stmt]) -> dict[str, Any]:
 
 
 def _dotted(node: object) -> str:
-    """ "a.b.c" of names alone; "" of anything else."""
+    """Return a node that consists only of names as text, such as "a.b.c". Return "" for any other node."""
     match node:
         case ast.Name(name):
             return name
@@ -194,6 +224,7 @@ def _join(name: str, rest: str) -> str:
 
 
 def _plain(arguments: ast.arguments) -> str:
+    """Return the parameters as text, without annotations."""
     for each in ast.walk(arguments):
         if isinstance(each, ast.arg):
             each.annotation = None
@@ -201,18 +232,21 @@ def _plain(arguments: ast.arguments) -> str:
 
 
 def _struct_fields(node: ast.ClassDef) -> list[str]:
-    """The names in a ctypes structure's ``_fields_``."""
+    """Return the names in ``_fields_`` of a ctypes structure, or an empty list for other classes."""
     match _scope(node.body).get("_fields_"):
         case ast.List(elements):
             return [each.elts[0].value for each in elements]  # type: ignore[attr-defined]
     return []
 
 
-# -- what the adapters use of it --------------------------------------------------------------------------------------
+# -- the names that the adapters use ----------------------------------------------------------------------------------
 
 
 def grouped(uses: Iterable[Use], library: str) -> dict[str, list[tuple[str, Use]]]:
-    """The uses of a library by name, each with the field of the name's result that it takes ("" for none)."""
+    """Return the uses of a library, grouped by name.
+
+    Each use comes with the field that the adapter reads from the result of the name, or "" if it reads no field.
+    """
     names: dict[str, list[tuple[str, Use]]] = {}
     for use in uses:
         if use.path.startswith(f"{library}."):
@@ -224,14 +258,14 @@ def grouped(uses: Iterable[Use], library: str) -> dict[str, list[tuple[str, Use]
 
 
 def interface(source: VendorSource, library: str, uses: Iterable[Use]) -> dict[str, Any]:
-    """Of what the library declares, the part that is used: keys of a result too."""
+    """Return the declarations of the names that are used. Results contain only the fields that are used."""
     found: dict[str, Any] = {"functions": {}, "values": {}, "exceptions": []}
     names = grouped(uses, library)
     for name in sorted({*names, *WRITTEN_OUT.get(library, [])}):
         declared = source.declared(library, name)
         if isinstance(declared, dict):
             fields = {field for field, _ in names[name]} - {""}
-            # A function may compute the keys of its result: then the source says nothing of them (None).
+            # If no field is found, the function probably computes the keys of its result. None means unknown.
             is_known = declared["result"] or not fields
             declared["result"] = [field for field in declared["result"] if field in fields] if is_known else None
             found["functions"][name] = declared
@@ -243,7 +277,7 @@ def interface(source: VendorSource, library: str, uses: Iterable[Use]) -> dict[s
 
 
 def signature(parameters: str) -> inspect.Signature:
-    """Of a function declared with these parameters, annotations left out: "device, clock_type=0"."""
+    """Return the signature of a function with these parameters, such as "device, clock_type=0"."""
     declared = ast.parse(f"lambda {parameters}: 0", mode="eval").body
     assert isinstance(declared, ast.Lambda)
     kind, missing, taken = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.empty, declared.args
@@ -256,7 +290,7 @@ def signature(parameters: str) -> inspect.Signature:
 
 
 def takes(declared: inspect.Signature, use: Use) -> bool:
-    """Whether a function can be called as it is there."""
+    """Return whether a function with this signature accepts the arguments of a use."""
     if use.arguments is None:
         return True
     try:
@@ -279,6 +313,7 @@ def problems(uses: Iterable[Use], library: str, declared: dict[str, Any]) -> Ite
 
 
 def _misuses(found: Iterable[tuple[str, Use]], function: dict[str, Any], names: Iterable[str]) -> Iterable[str]:
+    """Yield the mismatches between a function and its uses. ``names``: all names of the library that are used."""
     for field, use in found:
         if field and function["result"] is not None and field not in function["result"]:
             yield f"{use.place}: its result has no {field}"
@@ -289,7 +324,7 @@ def _misuses(found: Iterable[tuple[str, Use]], function: dict[str, Any], names: 
 
 
 def dump(interfaces: dict[str, Any]) -> str:
-    """The snapshot's text, a line a function."""
+    """Return the text of the snapshot, with each function on one line."""
     text = json.dumps(interfaces, indent=1)
     for library in DISTRIBUTIONS:
         for function in interfaces.get(library, {}).get("functions", {}).values():
@@ -299,7 +334,7 @@ def dump(interfaces: dict[str, Any]) -> str:
 
 
 def without_versions(interfaces: dict[str, Any]) -> dict[str, Any]:
-    """What matters of a snapshot: a new release that changes nothing is no difference."""
+    """Return a snapshot without versions, so that a new release with the same interface counts as equal."""
     return {library: {**interfaces.get(library, {}), "version": None} for library in DISTRIBUTIONS}
 
 
@@ -315,13 +350,14 @@ def wheel(library: str, folder: Path) -> Path:
 
 
 def read_wheel(path: Path) -> tuple[VendorSource, str]:
+    """Return the source and the version of a wheel."""
     with zipfile.ZipFile(path) as archive:
         files = [name for name in archive.namelist() if name.endswith(".py")]
         return VendorSource({name: archive.read(name).decode() for name in files}), path.name.split("-")[1]
 
 
 def check(library: str, folder: Path, uses: list[Use]) -> tuple[dict[str, Any], bool]:
-    """Print mismatches of a library. Return its part of the snapshot, and whether every use fits."""
+    """Print the mismatches of a library. Return its part of the snapshot, and whether there are no mismatches."""
     source, version = read_wheel(wheel(library, folder))
     declared = interface(source, library, uses)
     wrong = list(problems(uses, library, declared))
@@ -333,7 +369,7 @@ def check(library: str, folder: Path, uses: list[Use]) -> tuple[dict[str, Any], 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="write the snapshot")
+    parser.add_argument("--write", action="store_true", help="write the snapshot instead of comparing with it")
     options = parser.parse_args()
     before = json.loads(SNAPSHOT.read_text()) if SNAPSHOT.exists() else {}
     after, uses, fits, missing = {**before, "regenerate": REGENERATE}, all_uses(), True, []

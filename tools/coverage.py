@@ -1,17 +1,19 @@
-"""Does the 95 % repeat interval contain a repeat? Pairs of separate runs, from the logs below folders.
+"""Measure how often the 95 % repeat interval of a figure contains the figure of another run, from logs of real runs.
 
-    python tools/coverage.py results                    # coverage of each group; docs/evidence/intervals.md shows them
-    python tools/coverage.py results --fit              # constants for mamf/repeatability.csv
+    python tools/coverage.py results          # print the coverage of each group, for docs/evidence/intervals.md
+    python tools/coverage.py results --fit    # print constants for mamf/repeatability.csv
 
 A pair is the same figure from two runs (separate processes) on the same card, with the same driver, kernel libraries,
-torch, kernel, problem (except its seed), shape and regime: the first row of a run for each, or the ceilings of two
-finds, whichever shapes they found. Each pair counts twice, because each run predicts the other. Intervals are those of
-today's code with today's calibration, whatever the log holds.
+torch, kernel, problem (except its seed), shape and regime. The figure is the first row of each run or, for two runs of
+mamf find, the ceiling, even if the two runs found it at different shapes. Each pair counts twice, because each run
+predicts the other. The intervals are computed with today's code and today's calibration; the logs may contain others.
 
-Pairs of one card are not independent: a card with n runs counts as n - 1 repeats, whatever the number of its rows. The
-range of a coverage is Wilson's binomial interval for that number of repeats. "needed" is the half-width that contains
-95 % of the repeats. The last lines are the effect of the temperature on whole runs and the winner's curse: how much
-higher the best of one half of the rounds of a find reads there than in the other half.
+Pairs of one card are not independent, so a card with n runs counts as n - 1 repeats, whatever the number of its rows.
+The range in parentheses is Wilson's binomial interval of the coverage for this number of repeats. The column "needed"
+is the half-width with which the intervals would contain 95 % of the repeats.
+
+The last lines show how the temperature changes the rates of whole runs, and the winner's curse: the best candidate of
+one half of the rounds of mamf find has a higher rate there than in the other half.
 """
 
 from __future__ import annotations
@@ -45,8 +47,14 @@ _RUNS, _LAUNCHES = np.geomspace(3e-4, 0.3, 120), np.array([0.0, *np.geomspace(1e
 
 @dataclass(frozen=True)
 class Figure:
-    """What one run says of something. ``key``: what makes two figures the same. ``state``: the state of the device and
-    the kind of operation, which share a calibration. ``scatter``: the standard error from the visits of this run.
+    """A figure of one run: the rate of a row or of a ceiling.
+
+    - ``key``: figures of two runs are paired if their keys are equal.
+    - ``state``: the state and the operation of a row of repeatability.csv. Figures with the same state share a
+      calibration.
+    - ``group``: the row of the printed table.
+    - ``low``, ``high``: the ends of the repeat interval of ``rate``. ``seconds``: the time of a launch.
+    - ``scatter``: the relative standard error that follows from the visits of this run only.
     """
 
     card: str
@@ -68,11 +76,14 @@ Pair = tuple[Figure, Figure]
 
 
 def figures(log: RunLog) -> Iterator[Figure]:
-    """The first row of each kernel on each shape, and the ceilings of a find. No reference visits, and no rows of a
-    search before another operation: they are not what a repeat of the run would print.
+    """Yield the first row of each kernel on each shape, and the ceilings of a search.
+
+    Leave out reference rows, and the rows of a search for a ceiling that comes before another operation: they are not
+    results of the run.
     """
     of = log.plan.operation
-    usual = ((BURST, "median"), (SUSTAINED, "mean"))  # converted logs measured sustained in another way: by its median
+    # Leave out the sustained rows of converted logs: they were measured in another way, and their figure is the median.
+    usual = ((BURST, "median"), (SUSTAINED, "mean"))
     good = (row for row in log.measurements if row.ok and row.operation == of and not row.is_reference)
     rows = [as_today(row, log) for row in good if (row.regime, row.ranking_statistic) in usual]
     seen: set[tuple[Any, ...]] = set()
@@ -90,7 +101,7 @@ def figures(log: RunLog) -> Iterator[Figure]:
 
 
 def as_today(row: Measurement, log: RunLog) -> Measurement:
-    """A row with today's figure and calibration."""
+    """Return a row with the figure and the calibration that today's code computes."""
     known = look_up_repeatability(log.header["device"]["backend"], _state(row)[0], row.problem)
     by = "mean" if row.regime == SUSTAINED else "median"
     return replace(row, ranking_statistic=by, summary=summarize_samples(row.samples, by), repeatability=known)
@@ -99,7 +110,7 @@ def as_today(row: Measurement, log: RunLog) -> Measurement:
 def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Measurement]) -> Figure:
     first, (rate, interval) = rounds[0], combine_rounds(rounds)
     known = first.repeatability
-    assert known is not None, "today's"
+    assert known is not None, "as_today sets the calibration"
     exact = replace(known, run=0.0, launch_seconds=0.0)
     scatter = compute_combined_rate_error([replace(row, repeatability=exact) for row in rounds])
     celsius = compute_median_ignoring_none(row.conditions.celsius for row in rounds)
@@ -117,7 +128,7 @@ def _figure(log: RunLog, key: tuple[Any, ...], group: str, rounds: Sequence[Meas
 
 
 def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
-    """The card, and all that must be equal in two runs but shape and kernel."""
+    """Return the card and everything else that must be equal in two runs, except the shape and the kernel."""
     device, problem, packages = log.get_device(row.device_index), row.problem, log.header["environment"]["packages"]
     problem = replace(problem, seed=0) if hasattr(problem, "seed") else problem
     software = (device.driver, *sorted((device.versions or {}).items()), packages.get("torch"))
@@ -125,8 +136,9 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 
 def _state(row: Measurement) -> tuple[str, str]:
-    """The state of the device and the kind of operation."""
-    # Of sustained rows of matmuls, only those that follow a rest depend on the temperature.
+    """Return the state and the operation, in the form that the key of a calibration in repeatability.csv has."""
+    # A sustained row was measured after a rest if it has the calibration of AFTER_REST_STATE, or one that depends on
+    # the temperature. For sustained matmuls, only measurements after a rest have such a calibration.
     known = row.repeatability
     is_anew = row.regime == SUSTAINED and known is not None
     is_anew = is_anew and (known.per_degree > 0 or known == look_up_repeatability("", AFTER_REST_STATE, row.problem))
@@ -146,7 +158,7 @@ def _length(seconds: float) -> str:
 
 
 def pairs_of(all_figures: Iterable[Figure]) -> list[Pair]:
-    """Both ways round."""
+    """Return all pairs of figures that have the same key and come from different runs, each pair in both orders."""
     by_key: dict[Any, list[Figure]] = collections.defaultdict(list)
     for figure in all_figures:
         by_key[figure.key].append(figure)
@@ -162,7 +174,7 @@ def differences(pairs: Sequence[Pair]) -> np.ndarray:
 
 
 def repeats(pairs: Iterable[Pair]) -> dict[str, int]:
-    """By card, its runs minus one."""
+    """Return the number of repeats of each card, which is the number of its runs minus one."""
     runs: dict[str, set[str]] = collections.defaultdict(set)
     for a, _ in pairs:
         runs[a.card].add(a.run)
@@ -170,13 +182,13 @@ def repeats(pairs: Iterable[Pair]) -> dict[str, int]:
 
 
 def weights(pairs: Sequence[Pair]) -> np.ndarray:
-    """Sums to 1, over each card to its share of the repeats."""
+    """Return the weights of the pairs. Their sum is 1, and the sum for each card is its share of all repeats."""
     count, known = collections.Counter(a.card for a, _ in pairs), repeats(pairs)
     return np.array([known[a.card] / count[a.card] / sum(known.values()) for a, _ in pairs])
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a probability that was ``share`` in ``count`` independent trials."""
+    """Return Wilson's 95 % interval of a probability, given the share of successes in ``count`` independent trials."""
     middle, width = share + _NORMAL**2 / (2 * count), share * (1 - share) / count + (_NORMAL / (2 * count)) ** 2
     ends = (middle + sign * _NORMAL * math.sqrt(width) for sign in (-1, 1))
     low, high = (end / (1 + _NORMAL**2 / count) for end in ends)
@@ -184,19 +196,21 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def terms_of(pairs: Sequence[Pair]) -> np.ndarray:
-    """What the half-width of each first figure depends on: scatter, seconds, and what a cold card gains."""
+    """Return the three terms of the half-width of each pair's first figure, as arrays: its scatter, its seconds per
+    launch, and how much faster the card was because it was cold.
+    """
     return np.array([(a.scatter, a.seconds, a.known.compute_cold_gain(a.celsius)) for a, _ in pairs]).T
 
 
 def half_widths(terms: np.ndarray, run: float, launch: float) -> np.ndarray:
-    """As mamf.statistics.compute_repeat_interval computes them."""
+    """Compute relative half-widths with the formula of mamf.statistics.compute_repeat_interval."""
     scatter, seconds, cold = terms
     return _NORMAL * math.sqrt(2) * np.sqrt(run**2 + (launch / seconds) ** 2 + scatter**2) + cold
 
 
 def fit(pairs: Sequence[Pair]) -> tuple[float, float]:
-    """``run`` and ``launch_seconds`` of the intervals that are as narrow as possible and contain 95 % of the repeats:
-    quantile regression (Koenker & Bassett, Econometrica 46, 1978).
+    """Fit ``run`` and ``launch_seconds``, so that the intervals contain 95 % of the repeats and are as narrow as
+    possible. The method is quantile regression (Koenker & Bassett, Econometrica 46, 1978).
     """
     apart, weight, terms = differences(pairs), weights(pairs), terms_of(pairs)
 
@@ -212,7 +226,9 @@ def fit(pairs: Sequence[Pair]) -> tuple[float, float]:
 
 
 def fitting_pairs(pairs: Sequence[Pair], state: tuple[str, str]) -> list[Pair]:
-    """Rows in burst; ceilings for visits that start anew, for these are only made for ceilings."""
+    """Return the pairs to which the constants of a state are fitted: ceilings for measurements after a rest, because
+    mamf makes these only for ceilings, and rows for all other states.
+    """
     return [pair for pair in pairs if pair[0].state == state and pair[0].is_ceiling == (state[0] == AFTER_REST_STATE)]
 
 
@@ -240,7 +256,9 @@ def print_table(pairs: Sequence[Pair]) -> None:
 
 
 def print_temperature(pairs: Sequence[Pair]) -> None:
-    """The slope of whole runs over their temperature, by state: least squares through 0, cards weighted by repeats."""
+    """Print by how much the rate of a whole run changes per degree, for each state. This is the slope of a line through
+    0, fitted by least squares. Each card is weighted by about its number of repeats.
+    """
     changes: dict[Any, list[tuple[float, float]]] = collections.defaultdict(list)
     for a, b in pairs:
         if a.run < b.run and a.celsius is not None and b.celsius is not None:
@@ -254,7 +272,8 @@ def print_temperature(pairs: Sequence[Pair]) -> None:
                 moments[card].append((degrees * change, degrees**2))
 
         def slope(cards: Iterable[str], of: dict[str, list[tuple[float, float]]] = moments) -> float:
-            # A card with n runs has n (n - 1) / 2 pairs of them: 2 / n of each is n - 1 repeats.
+            # A card with n runs has n (n - 1) / 2 pairs of runs, but only n - 1 repeats. The divisor is about n, so the
+            # weight of a card is about proportional to its repeats.
             sums = [np.sum(of[card], axis=0) / math.sqrt(2 * len(of[card])) for card in cards]
             above, below = np.sum(sums, axis=0) if sums else (0.0, 0.0)
             return 100 * above / below if below else math.nan
@@ -270,7 +289,9 @@ def print_temperature(pairs: Sequence[Pair]) -> None:
 
 
 def curse(log: RunLog) -> Iterator[float]:
-    """How much higher the best of one half of a find's burst rounds reads there than in the other half, both ways."""
+    """Choose the best candidate by one half of the burst rounds of a search. Yield how much higher its rate is there
+    than in the other half, as a share. Do this for each of the two halves.
+    """
     rates: dict[Any, list[float]] = collections.defaultdict(list)
     for row in log.measurements:
         if row.ok and row.regime == BURST and row.phase in (CHOOSE_PHASE, CONFIRM_PHASE):

@@ -1,7 +1,8 @@
-"""The tables and single figures that README.md and docs/ show, computed from run logs by the library's own reports.
+"""Compute the tables and single figures in README.md and docs/ from run logs.
 
-A table is a function of the words in its marker: paths of logs (from the root of the repository), and ``name=value``.
-``TABLES`` lists them; tools/figures.py puts them into the pages.
+tools/figures.py calls this module and writes the results into the pages. ``TABLES`` lists the functions that make a
+table. Their argument is a list of words from the page: paths of logs, relative to the root of the repository, and
+options of the form ``name=value``. Most tables show values as mamf's reports format them.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ SIMULATED = "mamf.testing:SimulatedBackend"
 
 
 class FigureError(Exception):
-    """A table or figure that cannot be computed: what is wrong, in a line."""
+    """The error for a table or figure that cannot be computed. Its text is one line that says why."""
 
 
 @functools.cache
 def read_any(path: str) -> RunLog | FinderRun:
-    """A log by its path from the root of the repository; read once."""
+    """Read a log only once, and return it. ``path``: relative to the root of the repository."""
     try:
         log: RunLog | FinderRun = mamf.read_log(ROOT / path)
     except MamfError as error:
@@ -59,14 +60,14 @@ def read_any(path: str) -> RunLog | FinderRun:
 
 
 def read(path: str) -> RunLog:
-    """One with samples."""
+    """Read a log of mamf. Raises FigureError for a log of mamf-finder, because it does not contain samples."""
     if isinstance(log := read_any(path), FinderRun):
         raise FigureError(f"{path} is a log of mamf-finder, which holds no samples")
     return log
 
 
 def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
-    """Paths of logs, and the values of each ``name=value,value``."""
+    """Split words into paths of logs and options. An option is ``name=value,value``. Returns its values by its name."""
     paths, options = [], {}
     for word in words:
         name, separator, values = word.partition("=")
@@ -79,16 +80,16 @@ def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
     return paths, options
 
 
-# -- rows and what is shown of them ------------------------------------------------------------------------------------
+# -- rows and their cells ----------------------------------------------------------------------------------------------
 
 
 def field(row: Measurement, name: str) -> str:
-    """A field of a row, of its shape or of its problem, as a table shows it."""
+    """Return a field of a row's shape, of its problem or of the row as the text that a table shows."""
     if name == "page_size" and row.shape.page_size is None:
         return MISSING_VALUE
     for holder in (row.shape, row.problem, row):
         value = getattr(holder, name, None)
-        if value is not None and not isinstance(value, re.Pattern):  # how a kind of shape is written
+        if value is not None and not isinstance(value, re.Pattern):  # not the class's regular expression
             break
     else:
         raise FigureError(f"a row of {row.operation} has no field {name!r}")
@@ -99,19 +100,22 @@ def field(row: Measurement, name: str) -> str:
     return str(value)
 
 
-#: What follows what, where the alphabet says otherwise.
+#: Texts that do not sort by alphabet, and their order.
 _ORDER = {"fwd": 0, "bwd": 1}
 
 
 def natural(text: str) -> tuple[int, float, str]:
-    """Numbers and sizes by value, directions as they follow one another, all else by name."""
+    """Return a sort key: numbers and sizes sort by value, fwd sorts before bwd, and other texts sort by alphabet."""
     found = re.match(r"\d+(?:\.\d+)?", text)
     scale = next((power for power, unit in enumerate(("KiB", "MiB", "GiB"), 1) if text.endswith(unit)), 0)
     return _ORDER.get(text, -1), float(found[0]) * 1024.0**scale if found else 0.0, text
 
 
 def rows_of(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measurement]:
-    """Measured rows whose fields have one of the values that ``filters`` names; those of a search only by phase."""
+    """Yield the successfully measured rows whose fields match ``filters``, except reference rows.
+
+    ``filters``: the accepted values of each field. Rows of a search are left out unless ``filters`` contains ``phase``.
+    """
     for row in log.measurements:
         is_kept = row.ok and not row.is_reference and ("phase" in filters or not row.phase)
         if is_kept and all(field(row, name) in values for name, values in filters.items()):
@@ -123,20 +127,23 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 
 def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
-    """MAMFU by the ceiling in the log, else by the one that the log names."""
+    """Return MAMFU (share of the ceiling), or None without a ceiling.
+
+    Use the matmul ceiling in the log if there is one, and otherwise the known ceiling that the log names.
+    """
     share = compute_mamfu(row, log.matmul_ceilings)
     return compute_share_of_known_ceiling(row, log.known_ceilings) if share is None else share
 
 
 def share_kept(row: Measurement, log: RunLog) -> float:
-    """The rate of a row of ``mamf overlap`` divided by the rate of the same work alone."""
+    """Return the rate of a row of ``mamf overlap``, divided by the rate of the same work when it runs alone."""
     problem = replace(row.problem, alone=True)
     return row.best_rate / next(
         each.best_rate for each in log.measurements if (each.problem, each.shape) == (problem, row.shape)
     )
 
 
-#: What a row can show, by name.
+#: Functions that format one value of a row, by the name of the value.
 CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "rate": lambda row, log: format_four_digits(row.best_rate),
     "GB/s": lambda row, log: format_four_digits(1000 * row.best_rate),
@@ -156,14 +163,16 @@ CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
 
 
 def single_figure(path: str, expression: str) -> str:
-    """The figure of a log that an expression names:
+    """Return one figure of a log. The expression is one of these:
 
-    - ``rows``, ``seconds``: how many rows were measured, and how long that took;
-    - ``burst ceiling``: of a find;
-    - ``burst best``: of a sweep, over its rows;
-    - one of ``CELLS`` and ``name=value`` for each field of the row: ``rate shape=8192x8192x8192 regime=burst``. Of rows
-      of a search (``phase=choose``) the best;
-    - of a log of mamf-finder ``seconds``, or the name of its figure: ``fastest``.
+    - ``rows`` or ``seconds``: the number of measured rows, or the duration of the run.
+    - ``burst ceiling`` (or another regime): the ceiling in the log of a find.
+    - ``burst best`` (or another regime): the best rate in the log of a sweep.
+    - A name in ``CELLS`` and fields that select one row, as in ``rate shape=8192x8192x8192 regime=burst``. If
+      ``phase=choose`` or another phase selects several rows of a search, the one with the best rate counts.
+    - For a log of mamf-finder: ``seconds``, or the name of a statistic, such as ``fastest``.
+
+    Raises FigureError if the log does not have the figure.
     """
     log = read_any(path)
     words = expression.split()
@@ -193,9 +202,17 @@ def single_figure(path: str, expression: str) -> str:
 
 
 def matrix_table(words: Sequence[str]) -> str:
-    """Rows by ``rows=`` fields, columns by a ``columns=`` field (``log`` or ``card``: a column for each), in each
-    ``cell=`` (several with a slash between). Of several logs the first that has a cell fills it; several rows of a log
-    are given as their span. Other words filter rows.
+    """Return a table of rows of run logs, arranged by their fields.
+
+    - ``rows=``: the fields in the first columns. Each combination of their values gets a line.
+    - ``columns=``: the field that gets a column for each of its values. ``log`` and ``card`` make a column for each log
+      or for each card.
+    - ``cell=``: the values in each cell, from ``CELLS``, with a slash between them (default: ``rate``).
+    - ``best=row``: print the cell with the best rate of each line in bold.
+    - Other options select rows: ``regime=burst``.
+
+    If several logs have a value for a cell, the first log counts. If one log has several rows for a cell, the cell
+    shows the values of the slowest and of the fastest row.
     """
     paths, options = split_words(words)
     if not {"rows", "columns"} <= options.keys():
@@ -242,14 +259,18 @@ def _cell(held: Sequence[tuple[Measurement, RunLog]], names: Sequence[str], fast
 
 
 def label(log: RunLog) -> str:
-    """Return the dtype of a find, and the parameters in which its matmuls differ from the default."""
+    """Return the dtype of a find, and whether its matmuls use fast accumulation."""
     problem = next(iter(log.ceilings.values())).problem
     fast = ", fast accumulation" if getattr(problem, "fast_accumulation", False) else ""
     return f"{problem.dtype}{fast}"
 
 
 def winners_table(words: Sequence[str]) -> str:
-    """A find a line: the kernels that it tried, which of them holds each ceiling, and what it gains on that shape."""
+    """Return a table with one line for each log of a find, and columns for burst and sustained.
+
+    A line shows the kernels that the find tried, the ceilings, the fastest kernel, and how much faster that kernel is
+    than the default kernel on the same shape.
+    """
     lines = []
     for path in split_words(words)[0]:
         log = read(path)
@@ -275,8 +296,11 @@ def winners_table(words: Sequence[str]) -> str:
 
 
 def finder_repeats_table(words: Sequence[str]) -> str:
-    """Runs of mamf-finder and of sweeps over the same shapes of one card, several each: the bests of the repeats, and
-    how far apart those and the figures of each shape are. ``figure=mean,fastest`` names the figures.
+    """Return a table that shows how repeatable mamf-finder and mamf are.
+
+    The logs are several runs of mamf-finder and several sweeps over the same shapes on one card. For each program and
+    each statistic (``figure=mean,fastest``), a line shows the best rate of every run, how much these best rates differ,
+    and how much the rates of one shape differ between runs.
     """
     paths, options = split_words(words)
     groups: dict[tuple[str, str], list[tuple[Mapping[object, float], float]]] = {}
@@ -302,34 +326,40 @@ def finder_repeats_table(words: Sequence[str]) -> str:
 
 
 def _apart(rates: Sequence[float]) -> float:
-    """How far the fastest of repeats is above the slowest."""
+    """Return by which share the highest of the rates exceeds the lowest."""
     return max(rates) / min(rates) - 1
 
 
-# -- tables that commands print ----------------------------------------------------------------------------------------
+# -- output of commands ------------------------------------------------------------------------------------------------
 
 
 class _Terminal(io.StringIO):
-    """A terminal of 80 columns."""
+    """A text buffer that mamf takes for a terminal."""
 
     def isatty(self) -> bool:
         return True
 
 
 def terminal_table(words: Sequence[str]) -> str:
-    """What a command prints of logs on a terminal of 80 columns; ``lines=8`` shows only the first lines, and
-    ``last=3`` only the last ones.
+    """Return what a mamf command prints on a terminal with 80 columns, as a code block.
+
+    If ``lines=8`` or ``last=3`` is given, "..." replaces the middle of the output: ``lines=8`` keeps the first 8 lines
+    (default: 1), and ``last=3`` keeps the last 3 lines (default: 0).
     """
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
         return _output(words, _Terminal())
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """What a command prints of logs (``mamf show LOG --top 5``). ``lines=`` and ``last=`` shorten it."""
+    """Return what a mamf command prints if its output is not a terminal, as a code block.
+
+    ``lines=`` and ``last=`` shorten the output, as in ``terminal_table``.
+    """
     return _output(words, io.StringIO())
 
 
 def _output(words: Sequence[str], text: io.StringIO) -> str:
+    """Run a mamf command that prints into ``text``. Return its output as a code block."""
     paths, options = split_words(words)
     with contextlib.redirect_stdout(text):
         mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in paths])
@@ -344,8 +374,9 @@ def _output(words: Sequence[str], text: io.StringIO) -> str:
 
 
 def simulated_table(words: Sequence[str]) -> str:
-    """What a command prints with the simulated device, on a terminal of 80 columns, from the first blank line on: what
-    is above it names the torch of this machine.
+    """Return the report that a command prints on the simulated device, on a terminal with 80 columns, as a code block.
+
+    Leave out the lines above the first blank line, because they contain the torch version of this machine.
     """
     if SIMULATED not in words:
         raise FigureError(f"the command does not measure on {SIMULATED}")
@@ -373,7 +404,7 @@ TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
 
 
 def table(what: str) -> str:
-    """The table that the words of a marker name."""
+    """Return a table in markdown. ``what``: the name of the table in ``TABLES``, and the words to pass to it."""
     name, *words = shlex.split(what)
     if name not in TABLES:
         raise FigureError(f"no table is called {name!r}; there are {', '.join(TABLES)}")

@@ -1,10 +1,10 @@
-"""Figures in README.md and docs/ are written from run logs. This tool writes them, and checks that none is stale.
+"""Write figures from run logs into README.md and docs/, and check that they are up to date.
 
-    python tools/figures.py                     # rewrite every generated table and figure
-    python tools/figures.py --check [PAGE...]   # exit code 1 and a line per stale or unexplained figure
+    python tools/figures.py                     # rewrite all generated tables and figures
+    python tools/figures.py --check [PAGE...]   # print each stale or unexplained figure; exit code 1 if there are any
 
-CONTRIBUTING.md shows how a page names them, and how it says why a figure comes from no log. The tool writes all of
-docs/autoprofile-h200/SUMMARY.md, from the logs in its folder.
+CONTRIBUTING.md explains how to mark tables and figures in a page, and how to explain a figure that does not come from
+a log. The tool also generates the whole page docs/autoprofile-h200/SUMMARY.md, from the logs in its folder.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from figure_tables import ROOT, FigureError, single_figure, table
 from mamf.cli.commands.autoprofile import make_summary_markdown
 
 _AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
-#: Pages that are written whole.
+#: Pages that are generated as a whole, and the functions that generate them.
 WHOLE = {_AUTOPROFILE / "SUMMARY.md": lambda: make_summary_markdown(_AUTOPROFILE, {})}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(
@@ -34,14 +34,18 @@ _OPENING, _CLOSING = re.compile(r"^<!-- figures:", re.MULTILINE), "<!-- end of f
 _DEFINITION = re.compile(r'^\[(?P<name>[^\]]+)\]: (?P<path>\S+\.jsonl) "(?P<what>[^"]+)"$', re.MULTILINE)
 _EXCEPTION = re.compile(r"<!-- not from a log: (?P<reason>\S.*?\S) -->$", re.DOTALL)
 _RATES = r"\d (?:TFLOPS|TB/s|GB/s)(?!\w)"
-#: Measured figures, by what shows them: decimals, shares and units in a table, which sizes and counts lack.
+#: Patterns of measured figures. In tables and console output, measured figures have decimals, a percent sign or a unit;
+#: other numbers there are sizes and counts. In text, only rates count as measured figures.
 _SHOWN = re.compile(rf"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|{_RATES}|\d (?:ms|us)\b")
 _MEASURED = {"table": _SHOWN, "console": _SHOWN, "text": re.compile(_RATES)}
 _NEVER, _LINKED = re.compile(r"(?!)"), re.compile(r"\]\[")
 
 
 def rewritten(text: str, folder: Path) -> str:
-    """A page in ``folder`` with every generated table and figure as the logs give it. Raises FigureError."""
+    """Return the text of a page with all tables and figures generated again. ``folder``: the folder of the page.
+
+    Raises FigureError if a table or figure cannot be computed or is not marked correctly.
+    """
     if len(_OPENING.findall(text)) != len(_BLOCK.findall(text)) or text.count(_CLOSING) != len(_BLOCK.findall(text)):
         raise FigureError(f"a '<!-- figures: ... -->' and its '{_CLOSING}' do not come in pairs")
     text = _BLOCK.sub(lambda found: f"{found['start']}\n\n{table(found['what'])}\n{found['end']}", text)
@@ -51,6 +55,7 @@ def rewritten(text: str, folder: Path) -> str:
 
 
 def _with_figure(text: str, definition: re.Match[str], folder: Path) -> str:
+    """Return the text with one figure updated, wherever the page shows it. ``definition``: its link definition."""
     name, what = definition["name"], definition["what"]
     path = os.path.relpath(folder / definition["path"], ROOT)
     try:
@@ -63,12 +68,16 @@ def _with_figure(text: str, definition: re.Match[str], folder: Path) -> str:
     return text
 
 
-# -- what no log backs -------------------------------------------------------------------------------------------------
+# -- figures without a log ---------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Passage:
-    """A table, console output or paragraph with measured figures that is not generated; ``line`` counts from 1."""
+    """A table, console output or paragraph that shows measured figures but is not generated.
+
+    - ``line``: the number of its first line, from 1. ``text``: that line.
+    - ``reason``: why it does not come from a log, according to the comment above it. None without such a comment.
+    """
 
     line: int
     text: str
@@ -76,7 +85,10 @@ class Passage:
 
 
 def unbacked(text: str) -> Iterator[Passage]:
-    """What shows measured figures outside of a generated block, but for paragraphs with links to logs."""
+    """Yield the passages that show measured figures outside generated blocks.
+
+    Leave out paragraphs that contain reference links (``[838.4][best]``), because these may link to logs.
+    """
     lines = _BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text).splitlines()
     above, number = "", 0
     for kind, group in itertools.groupby(_kinds(lines), lambda pair: pair[0]):
@@ -90,7 +102,7 @@ def unbacked(text: str) -> Iterator[Passage]:
 
 
 def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Each line with what it is part of: a comment, a table, console output, other code, text, or the gap between."""
+    """Yield each line with its kind: comment, table, console (a code block without a language), code, text, or gap."""
     fence, is_comment = "", False
     for line in lines:
         if line.lstrip().startswith("```"):
@@ -111,12 +123,13 @@ def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def stale(text: str, fresh: str, name: str) -> Iterator[str]:
-    """The lines that the logs say otherwise, as a diff."""
+    """Yield the lines in which a page differs from its regenerated text, as a diff."""
     found = difflib.unified_diff(text.splitlines(), fresh.splitlines(), name, f"{name}, from the logs", "", "", 0, "")
     return (line for line in found if not line.startswith("@@"))
 
 
 def unexplained(text: str, name: str) -> Iterator[str]:
+    """Yield a message for each passage that does not come from a log and does not say why."""
     for passage in unbacked(text):
         if passage.reason is None:
             yield (
@@ -127,8 +140,12 @@ def unexplained(text: str, name: str) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pages", type=Path, nargs="*", metavar="PAGE", help="(default: README.md and all of docs/)")
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a figure is stale")
+    parser.add_argument(
+        "pages", type=Path, nargs="*", metavar="PAGE", help="path of a page (default: README.md and all pages in docs/)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; exit code 1 if a figure is stale or unexplained"
+    )
     options = parser.parse_args(arguments)
     found: list[str] = []
     for page in [page.resolve() for page in options.pages] or PAGES:

@@ -1,11 +1,14 @@
-"""FLOP by formula beside torch's counter: a tiny model of each architecture, with random weights, on the CPU.
+"""Compare the FLOP of mamf's formulas with the FLOP that torch counts, for a tiny model of each architecture.
 
-    python tools/formula_check.py            # needs transformers; prints the table of docs/evidence/training.md
+    python tools/formula_check.py    # needs transformers; prints the figures for docs/evidence/training.md
 
-Each model runs one forward and backward pass with eager attention, so that torch sees all its matmuls. Sequences are as
-long as the windows: eager attention multiplies the whole square and then masks it. The formula of Mamba 2 counts its
-recurrence, and transformers computes it in chunks: "by hand" takes away what chunks and padding add, which is the
-matmuls within chunks (of 16 tokens), those between chunks, and three padded positions of the convolution.
+The models have random weights and run on the CPU. Each runs one forward and one backward pass with eager attention, so
+that torch counts all its matmuls. The sequences are as long as the attention windows, because eager attention computes
+the whole square and masks it afterward.
+
+mamf's formula for Mamba 2 counts the recurrence, but transformers computes it in chunks of 16 tokens and pads it. The
+column "by hand" subtracts the additional FLOP: the matmuls within chunks, the matmuls between chunks, and three padded
+positions of the convolution.
 """
 
 from __future__ import annotations
@@ -34,7 +37,12 @@ _NO_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
 class Case(NamedTuple):
-    """``fields``: of the configuration ``name``. ``by_hand``: added to what was counted."""
+    """A model whose FLOP are compared.
+
+    - ``name``, ``fields``: the class of its configuration in transformers, and the fields of the configuration.
+    - ``model``: the class in transformers that makes the model.
+    - ``by_hand``: a correction in FLOP, which is added to the count of torch.
+    """
 
     name: str
     fields: dict[str, Any]
@@ -74,7 +82,7 @@ CASES = (
     Case("Qwen3MoeConfig", _SIZES | _GROUPED | {"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": [1],
                                                 "moe_intermediate_size": 32}),
     Case("GptOssConfig", _SIZES | _GROUPED | _WINDOW | _EXPERTS | _NO_TOKENS),
-    # transformers multiplies every token with every expert of Llama 4: all are active here.
+    # For Llama 4, transformers computes every expert for every token, so all experts are active in this case.
     Case("Llama4TextConfig", _SIZES | _GROUPED | {"head_dim": 16, "intermediate_size_mlp": 160, "num_local_experts": 2,
          "num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attention_chunk_size": _LENGTH} | _NO_TOKENS),
     Case("DeepseekV3Config", _SIZES | {"num_key_value_heads": 4, "q_lora_rank": 24, "kv_lora_rank": 32,
@@ -99,7 +107,7 @@ CASES = (
 
 
 def compare(case: Case) -> tuple[str, float, float]:
-    """The architecture; FLOP of a step by formula, and counted."""
+    """Return the architecture of a case, and the FLOP of a forward and backward pass: by formula, and as counted."""
     config = getattr(transformers, case.name)(**case.fields, attn_implementation="eager")
     model = getattr(transformers, case.model).from_config(config, attn_implementation="eager").train()
     ids = torch.randint(3, 90, (_SEQUENCES, _LENGTH))

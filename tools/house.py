@@ -1,12 +1,12 @@
-"""How large is the package? Statements per folder of mamf/, and whether they stay within .ci/size.
+"""Count the statements in each folder of mamf/, and check that their total does not exceed the limit in .ci/size.
 
-    python tools/house.py                 the table: files, statements (ast.stmt) and logical lines of each folder
-    python tools/house.py --check         exit with 1 if the total exceeds .ci/size; print each folder that changed
-    python tools/house.py --write         write today's numbers to .ci/size: the total may only fall
-    python tools/house.py --trips         how many functions and files of mamf/ five commands enter
+    python tools/house.py            # print the files, statements (ast.stmt) and logical lines of each folder
+    python tools/house.py --check    # print each folder that changed; exit with 1 if the total exceeds .ci/size
+    python tools/house.py --write    # write the current numbers to .ci/size, unless the total has grown
+    python tools/house.py --trips    # print how many functions and files of mamf/ each of five commands enters
 
-Logical lines are counted as tinygrad does: lines with code, without blank lines, comments and docstrings. Functions are
-counted with sys.setprofile, without mamf/testing, lambdas, comprehensions and class bodies.
+Logical lines are counted in the same way as in tinygrad: lines with code, but no blank lines, comments or docstrings.
+--trips counts functions with sys.setprofile. It leaves out mamf/testing, lambdas, comprehensions and class bodies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Size(NamedTuple):
 
 
 def size_of(text: str) -> Size:
-    """The size of one module from its source text."""
+    """Return the size of one module, given its source code."""
     tree = ast.parse(text)
     statements = sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
     docstrings: set[int] = set()
@@ -66,7 +66,9 @@ def size_of(text: str) -> Size:
 
 
 def measure_package(package: Path) -> dict[str, Size]:
-    """The size of each folder of a package, and of the modules beside them together, by name."""
+    """Return the size of each folder of a package, by name. The modules that are directly in the package count as one
+    more folder, ``NAME/*.py``.
+    """
     sizes: dict[str, Size] = {}
     for path in sorted(package.rglob("*.py")):
         inside = path.relative_to(package).parts
@@ -76,7 +78,7 @@ def measure_package(package: Path) -> dict[str, Size]:
 
 
 def read_limits(path: Path = SIZES) -> Counter[str]:
-    """Statements by folder, as .ci/size holds them: a name and a number per line."""
+    """Read the number of statements of each folder from .ci/size. Each line has a name and a number."""
     pairs = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
     return Counter({name: int(count) for name, count in pairs})
 
@@ -84,7 +86,7 @@ def read_limits(path: Path = SIZES) -> Counter[str]:
 _DEVICE = ("--backend", "mamf.testing:SimulatedBackend")
 _MATMUL = ("--kernel", "mamf.testing:SimulatedMatmul")
 _ATTENTION = ("--kernel", "mamf.testing:SimulatedAttention", "--ceiling-kernel", "mamf.testing:SimulatedMatmul")
-#: Commands in this order: later ones read logs of earlier ones.
+#: The commands of --trips. The order matters, because later commands read the logs of earlier ones.
 TRIPS = {
     "sweep": ("sweep", *_DEVICE, *_MATMUL, "--m-range", "0", "20480", "256", "--output", "sweep.jsonl"),
     "show": ("show", "sweep.jsonl"),
@@ -95,7 +97,7 @@ TRIPS = {
 
 
 def trace_trip(command: Sequence[str]) -> tuple[int, int]:
-    """Run a command in this process. Returns how many functions and files of the package it enters."""
+    """Run a command in this process. Return how many functions of mamf it enters, and in how many files."""
     from mamf.cli import main as run_command
 
     package = f"{ROOT / 'mamf'}{os.sep}"
@@ -113,14 +115,16 @@ def trace_trip(command: Sequence[str]) -> tuple[int, int]:
             code = run_command(list(command))
     finally:
         sys.setprofile(None)
-    if code not in (0, 1):  # 1: the log of a simulated device is not accepted
+    if code not in (0, 1):  # `results check` exits with 1, because it does not accept logs of simulated devices.
         raise RuntimeError(f"mamf {' '.join(command)} exited with {code}: {errors.getvalue()[-500:]}")
     ours = {code for code in entered if f"{os.sep}testing{os.sep}" not in code.co_filename}
     return len(ours), len({code.co_filename for code in ours})
 
 
 def print_trips() -> None:
-    """Print the trips, each in a separate process, so that imports and caches of one do not hide those of another."""
+    """Print how many functions and files each command of TRIPS enters. Run each command in a separate process, so that
+    it has to import all modules and fill all caches again.
+    """
     with tempfile.TemporaryDirectory() as folder:
         os.environ["MAMF_CACHE"] = folder
         os.chdir(folder)
@@ -136,8 +140,8 @@ def print_trips() -> None:
 
 
 def count_special_cases() -> tuple[int, int]:
-    """Count the lines, and the files, that name attention or matmul outside their operations, the search over a grid,
-    the API and the import of mamf-finder's logs.
+    """Count the lines and files of mamf/ that name attention or matmul. Leave out code that needs these names: both
+    operations, the search over a grid, the API, mamf/testing, and the import of mamf-finder's logs.
     """
     rooms = re.compile(r"mamf/(operations/(attention|matmul)|engine/search|api|testing|logs/(finder|legacy)|__init__)")
     names = re.compile(r"[\"'](attention|matmul)[\"']|\b(MATMUL|is_attention|Attention|Matmul)\b")
@@ -152,9 +156,9 @@ def count_special_cases() -> tuple[int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--check", action="store_true", help="compare with .ci/size")
-    action.add_argument("--write", action="store_true", help="write .ci/size")
-    action.add_argument("--trips", action="store_true", help="functions and files that commands enter")
+    action.add_argument("--check", action="store_true", help="compare with .ci/size; exit with 1 if the total is larger")
+    action.add_argument("--write", action="store_true", help="write the current numbers to .ci/size")
+    action.add_argument("--trips", action="store_true", help="print how many functions and files commands enter")
     options = parser.parse_args()
     if options.trips:
         print_trips()

@@ -1,10 +1,11 @@
-"""Pictures in README.md and docs/ are drawn from run logs. This tool draws them, and checks that none is stale.
+"""Draw the pictures in README.md and docs/ from run logs, and check that they are up to date.
 
-    python tools/pictures.py [PICTURE...]    # draw all pictures, or those named: docs/node-h200.png
-    python tools/pictures.py --check         # exit code 1 and a line per picture that is stale, missing or too large
+    python tools/pictures.py [PICTURE...]    # draw these pictures, such as docs/node-h200.png (default: all)
+    python tools/pictures.py --check         # print each stale, missing or too large picture; exit code 1 if any
 
-A picture holds a digest of the data that it shows (not of its pixels, which depend on fonts and on matplotlib's
-version), so the check needs no matplotlib. After a change to how pictures are drawn, draw all of them.
+Each PNG file contains a digest of the data that it shows. The check compares only digests, so it does not need
+matplotlib. Pixels could not be compared, because they depend on fonts and on the version of matplotlib. After you
+change how mamf draws pictures, draw all of them again, because the check does not notice such a change.
 """
 
 from __future__ import annotations
@@ -35,19 +36,22 @@ from mamf.report.roofline import make_roofline_chart, select_roofline_points
 
 _H200 = "results/nvidia-h200"
 _AUTOPROFILE = "docs/autoprofile-h200"
-#: The largest picture, in bytes: GitHub shows pages of several.
+#: The maximum size of a picture in bytes, because GitHub shows pages with several pictures.
 LARGEST = 300_000
-#: What the digest is called in a picture.
+#: The keyword of the PNG text chunk that contains the digest.
 _KEY = b"mamf data"
 
 
 def _log(path: str, **choices: Any) -> Callable[[], Picture]:
-    """``mamf plot`` of a log."""
+    """Return a function that makes the picture that ``mamf plot`` draws for a log."""
     return lambda: make_log_chart(read(path), **choices)
 
 
 def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
-    """``mamf roofline`` of logs of rows under a log of ceilings."""
+    """Return a function that makes the picture that ``mamf roofline`` draws.
+
+    ``ceiling``: the log with the ceilings. ``rows``: the logs of the points.
+    """
 
     def chart() -> Picture:
         roofs = build_roofs_from_logs([read(ceiling)])
@@ -62,7 +66,11 @@ def _roofline(ceiling: str, *rows: str) -> Callable[[], Picture]:
 
 
 def _node(*finds: str) -> Callable[[], Picture]:
-    """``mamf plot`` of a folder of ``mamf node``: contributed logs have other names there."""
+    """Return a function that makes the picture that ``mamf plot`` draws for a folder of ``mamf node``.
+
+    ``finds``: the contributed logs of the finds, one per device. They are copied into a folder, because ``mamf node``
+    expects other file names.
+    """
 
     def chart() -> Picture:
         with tempfile.TemporaryDirectory() as folder:
@@ -70,7 +78,7 @@ def _node(*finds: str) -> Callable[[], Picture]:
                 shutil.copy(ROOT / path, make_log_path(Path(folder), number, "find"))
             _, devices = read_node_folders([Path(folder)])
         found = make_node_chart(devices, judge_devices(devices))
-        # Only the finds of the run were contributed, so what is said of its other parts would be wrong.
+        # Only the finds of the run were contributed. Replace the title and drop notes that describe its other parts.
         return replace(found, title=f"{len(devices)} devices side by side", notes=(found.notes[0], found.notes[-1]))
 
     return chart
@@ -78,7 +86,7 @@ def _node(*finds: str) -> Callable[[], Picture]:
 
 _ATTENTION = f"{_H200}/attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"
 _CLOCKED = f"{_H200}/attention-bfloat16-fwd-bwd-burst-20261124-160138.jsonl"
-#: Each picture's data, by its path.
+#: The path of each picture, and the function that makes it from its logs.
 PICTURES: Mapping[str, Callable[[], Picture]] = {
     "docs/sweep-h200.png": _log(f"{_H200}/sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl"),
     "docs/find-h200.png": _log(f"{_H200}/find-bfloat16-burst-sustained-20261121-143537.jsonl"),
@@ -104,17 +112,19 @@ PICTURES: Mapping[str, Callable[[], Picture]] = {
 }
 
 
-# -- what a picture shows, as a digest ---------------------------------------------------------------------------------
+# -- digests of pictures -----------------------------------------------------------------------------------------------
 
 
 def digest(chart: Any) -> str:
-    """Of a chart's data: figures to six digits, without fields that hold their defaults, so that a new one changes
-    nothing where it is not used.
+    """Return the digest of the data of a picture. Numbers count with six digits.
+
+    Fields with their default value do not count. So a new field changes only the digests of pictures that use it.
     """
     return hashlib.sha256(json.dumps(_plain(chart)).encode()).hexdigest()[:16]
 
 
 def _plain(value: Any) -> Any:
+    """Return the data of a picture as lists, mappings and texts that JSON can represent."""
     if is_dataclass(value):
         shown = {each.name: getattr(value, each.name) for each in fields(value)}
         kept = {each.name: _plain(shown[each.name]) for each in fields(value) if shown[each.name] != each.default}
@@ -125,7 +135,7 @@ def _plain(value: Any) -> Any:
 
 
 def digest_in(path: Path) -> str | None:
-    """What the picture says that it shows: a text chunk of a PNG."""
+    """Return the digest in a text chunk of a PNG file, or None if there is no digest."""
     found = re.search(rb"tEXt%b\0([0-9a-f]{16})" % _KEY, path.read_bytes())
     return found[1].decode() if found else None
 
@@ -134,7 +144,7 @@ def digest_in(path: Path) -> str | None:
 
 
 def linked(root: Path = ROOT) -> set[str]:
-    """Pictures that README.md and the pages in docs/ show or link, and those that lie in docs/."""
+    """Return the paths of all PNG files that are in docs/, or to which README.md or a page in docs/ links."""
     found = {path.relative_to(root).as_posix() for path in root.glob("docs/**/*.png")}
     for page in (root / "README.md", *root.glob("docs/**/*.md")):
         for link in re.findall(r"\]\((?!https?:)([^)\s]+\.png)\)", page.read_text(encoding="utf-8")):
@@ -143,7 +153,7 @@ def linked(root: Path = ROOT) -> set[str]:
 
 
 def stale(pictures: Mapping[str, Callable[[], Picture]] = PICTURES, root: Path = ROOT) -> Iterator[str]:
-    """A line per picture that does not show what its logs say."""
+    """Yield a message for each picture that is unknown, missing, stale or too large."""
     for name in sorted(linked(root) - pictures.keys()):
         yield f"{name}: drawn by hand; add it to PICTURES in tools/pictures.py"
     for name, chart in pictures.items():
@@ -157,14 +167,19 @@ def stale(pictures: Mapping[str, Callable[[], Picture]] = PICTURES, root: Path =
 
 
 def write(path: Path, chart: Picture) -> None:
+    """Draw a picture and write it as a PNG file with its digest."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draw_figure(chart).savefig(path, format="png", metadata={_KEY.decode(): digest(chart), "Software": None})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pictures", nargs="*", metavar="PICTURE", help="paths from the root (default: all)")
-    parser.add_argument("--check", action="store_true", help="draw nothing; exit code 1 if a picture is stale")
+    parser.add_argument(
+        "pictures", nargs="*", metavar="PICTURE", help="path, relative to the root of the repository (default: all)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="draw nothing; exit code 1 if a picture is stale, missing or too large"
+    )
     options = parser.parse_args(arguments)
     if unknown := set(options.pictures) - PICTURES.keys():
         parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(PICTURES)}")

@@ -1,10 +1,13 @@
-"""Writes mamf/published.csv: for each device of peaks.csv and dtype the highest figure that other people published.
+"""Write mamf/published.csv: the highest figure that other people published for each device and dtype.
 
     python tools/published_peaks.py
 
-From results/published/figures.csv. A figure counts if the name of its accelerator means one device, and if it exceeds
-that device's dense peak by at most 25 %, as far as a board may boost above its datasheet's clock. Only the figure, what
-it is of and its address are kept, so no license applies.
+The tool reads the figures in results/published/figures.csv, and the devices in mamf/peaks.csv. It uses a figure only if
+the name of its accelerator means exactly one device, and if the figure exceeds the dense peak of this device by at most
+25 %. Boards may run faster than their datasheets say, but not by more than that (``UNKNOWN_CLOCK_HEADROOM``).
+
+Of each figure, mamf/published.csv contains only the value, the accelerator, the vendor, the dtype and the address of
+the source. So the licenses of the sources do not apply to it.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from mamf.files import write_file_atomically
 from mamf.peaks import UNKNOWN_CLOCK_HEADROOM, DeviceModel, find_device_models, find_peak_of_listed_device
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Accelerators that share rows of peaks.csv, or the name, with another device.
+#: Accelerators to leave out, because they share a row of peaks.csv or the name with another device.
 OTHER_DEVICES = re.compile(r"\bCPU\b|\bA800\b")
 
 COLUMNS = (
@@ -32,14 +35,14 @@ COLUMNS = (
     *("power_limit_watts", "date", "version", "source", "license"),
 )
 ADDRESS = re.compile(r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?", re.ASCII)
-#: Numbers of a row; the other cells are texts as published: escape them.
+#: The columns with numbers, and their types. The other columns contain texts as they were published: escape them.
 NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
-#: A row of figures.csv by COLUMNS, as results/published/NOTICE.md describes them. A cell without a number is None.
+#: A row of figures.csv, by column. results/published/NOTICE.md describes the columns. An empty number is None.
 Published = dict[str, Any]
 
 
 def checked(row: Mapping[str, Any]) -> Published:
-    """Return a row of figures.csv with its numbers read. Raises TypeError, KeyError or ValueError."""
+    """Check a row of figures.csv, and return it with its numbers converted. Raises TypeError, KeyError or ValueError."""
     values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}}
     is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
     if not is_whole or not all(values[name] is None or 0 < values[name] < math.inf for name in NUMBERS):
@@ -55,9 +58,9 @@ def main() -> None:
 
 
 def read_published(results: Path) -> list[Published]:
-    """Read the figures in ``published/figures.csv`` of a results folder, in their order; none without that file.
+    """Read ``published/figures.csv`` in a results folder. Return its rows, or an empty list if there is no such file.
 
-    Raises UsageError for a file that cannot be read, and for a malformed row.
+    Raises UsageError if the file cannot be read or a row is malformed.
     """
     path = results / PUBLISHED_FIGURES_FILE
     try:
@@ -70,6 +73,7 @@ def read_published(results: Path) -> list[Published]:
 
 
 def format_csv(figures: Iterable[Published]) -> str:
+    """Return the text of mamf/published.csv: one line with the highest figure of each device and dtype."""
     groups: dict[tuple[str, str], list[Published]] = {}
     for device, figure in bounded(figures):
         groups.setdefault((device.listed_name, figure["dtype"]), []).append(figure)
@@ -86,13 +90,15 @@ def format_csv(figures: Iterable[Published]) -> str:
 
 
 def bounded(figures: Iterable[Published]) -> Iterator[tuple[DeviceModel, Published]]:
-    """Figures of one device that its dense peak bounds."""
+    """Yield the figures that belong to exactly one device and that its dense peak does not rule out, each with the
+    device.
+    """
     for figure in figures:
         if OTHER_DEVICES.search(figure["accelerator"]):
             continue
         try:
             devices = find_device_models(figure["device"] or figure["accelerator"])
-        except UsageError:  # not listed
+        except UsageError:  # peaks.csv does not contain the device
             continue
         peak = find_peak_of_listed_device(devices[0].listed_name, figure["dtype"]) if len(devices) == 1 else None
         if peak and figure["tflops"] <= peak.rate * UNKNOWN_CLOCK_HEADROOM:

@@ -1,19 +1,25 @@
-"""Downloads the run logs that a pull request adds to results/, as data, and prints a comment on their review.
+"""Download the run logs that a pull request adds to results/, and print a comment with the review of these logs.
 
     python tools/pull_request.py logs COMPARISON.json ROOT
     python tools/pull_request.py comment FOLDER [--commit SHA]
 
-``.github/workflows/results.yml`` runs both with the base branch's code on pull requests of anybody.
+``.github/workflows/results.yml`` runs both commands with the code of the base branch. Anybody can open a pull request,
+so its files are only read as data and never run.
 
-``logs``: COMPARISON.json is GitHub's answer to "compare two commits": the pull request's base and its newest commit.
-Added logs are written below ROOT, at their paths in results/. Nothing else is downloaded. Prints a line for each file
-that is not looked at. Names, sizes and numbers of files are bounded. Reads GITHUB_API_URL, GITHUB_REPOSITORY and
-GH_TOKEN.
+``logs`` downloads the added logs to ROOT, at their paths in results/, and downloads no other file. COMPARISON.json is
+the answer of GitHub's API that compares two commits: the base of the pull request and its newest commit. The command
+prints a line for each file that is not reviewed. The names, sizes and number of files are limited. The command reads
+the environment variables GITHUB_API_URL, GITHUB_REPOSITORY and GH_TOKEN.
 
-``comment``: FOLDER holds ``added.txt`` (paths of the logs, a line each), ``notes.txt`` (what ``logs`` printed),
-``check.json`` (``mamf results check results --format json``) and, once the tables are written, ``before.md`` and
-``after.md``. Exit code 1 if a log is rejected, none is added, or other files change. Text of logs cannot become markup:
-findings are indented code, and table rows were escaped when they were written.
+``comment`` prints the comment. It reads these files in FOLDER:
+
+- ``added.txt``: the paths of the added logs, one per line.
+- ``notes.txt``: the output of ``logs``.
+- ``check.json``: the output of ``mamf results check results --format json``.
+- ``before.md``, ``after.md``: the tables of results without and with the added logs. They may be missing.
+
+The exit code is 1 if a log is rejected, no log is added, or other files change. Texts from logs cannot act as markup:
+the comment shows findings as indented code, and ``mamf results table`` has already escaped the rows of tables.
 """
 
 from __future__ import annotations
@@ -33,25 +39,26 @@ from mamf.errors import MamfError, UsageError, shorten_value
 from mamf.files import create_file_atomically, make_folder
 from mamf.text import escape_invisible_characters
 
-# GitHub lists no more files of a comparison.
+# GitHub lists at most this many files of a comparison.
 MOST_FILES = 300
 MOST_LOGS = 50
-#: Bytes of a log; the largest one in results/ has 5 MB.
+#: The maximum size of a log, in bytes. The largest log in results/ has 5 MB.
 MAX_LOG_BYTES = 16 << 20
-# A folder of an accelerator and a file, of the characters that 'mamf results submit' writes.
+# The path of a log: the folder of an accelerator and a file name, with the characters that 'mamf results submit' uses.
 PLACE = re.compile(r"results/[a-z0-9][a-z0-9_-]{0,99}/[a-z0-9][a-z0-9_-]{0,199}\.jsonl")
-# 'mamf results table' writes them again.
+# The files that 'mamf results table' writes.
 GENERATED = re.compile(r"results/(?:[a-z0-9][a-z0-9_-]{0,99}/)?README\.md|mamf/contributed\.csv")
-# Who submitted what is what GitHub says, never what a pull request says.
+# The files that say which account submitted a log. A pull request must not change them, because only GitHub knows this
+# for certain.
 TRUSTED = {"results/submitters.txt", "results/maintainers.txt"}
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECONDS = 60
-#: Of a comment: lines of findings and notes, rows of tables, characters, and characters of a line.
+#: The limits of a comment: lines of findings and notes, rows of tables, all characters, and the characters of a line.
 MOST_LINES, MOST_ROWS, MOST_CHARACTERS, _LONGEST_LINE = 100, 60, 60_000, 300
-# Footnotes and links of the tables lead nowhere in a comment.
+# Footnotes and links of the tables, which do not work in a comment.
 _FOOTNOTE = re.compile(r"\[\^\d+\]")
 _LINK = re.compile(r"\[log\]\([^)]*\)")
-#: Returns the content of a blob by its hash.
+#: A function that returns the content of a file (a git blob), given its hash.
 Download = Callable[[str], bytes]
 
 
@@ -81,8 +88,9 @@ def main(arguments: Sequence[str] | None = None, download: Download | None = Non
 
 
 def take_logs(files: Sequence[Mapping[str, Any]], root: Path, download: Download) -> Iterator[str]:
-    """Write the added logs below ``root``; yields a line for each other file. Raises UsageError for too many files, for
-    a change of who submitted what, and for a log that cannot be downloaded.
+    """Download the added logs to ``root``. Yield a line for each file that is not reviewed.
+
+    Raises UsageError if there are too many files, if a file in TRUSTED changes, or if a log cannot be downloaded.
     """
     if len(files) >= MOST_FILES:
         raise UsageError(f"{MOST_FILES} files or more change: open a pull request with fewer logs")
@@ -105,7 +113,7 @@ def take_logs(files: Sequence[Mapping[str, Any]], root: Path, download: Download
 
 
 def download_blob(sha: str) -> bytes:
-    """Download a file by its hash from GitHub. Raises UsageError if it is missing or has too many bytes."""
+    """Download a file from GitHub by its hash. Raises UsageError if this fails or the file is too large."""
     if not _SHA.fullmatch(sha):
         raise UsageError(f"{shorten_value(sha)} is not a hash")
     url = f"{os.environ['GITHUB_API_URL']}/repos/{os.environ['GITHUB_REPOSITORY']}/git/blobs/{sha}"
@@ -125,9 +133,11 @@ def download_blob(sha: str) -> bytes:
 
 
 def print_comment(folder: Path, commit: str) -> int:
-    """Print the verdict with its commit, the findings, and what was not looked at. Returns the exit code."""
+    """Print the verdict and the commit, the findings, the files that were not reviewed, and the changed rows of the
+    tables. Return the exit code.
+    """
     added = set(_text(folder / "added.txt").splitlines())
-    # A file that was there before and changes is seen first, however many others are added.
+    # Show changed files first, so that a large number of added files does not push them out of the comment.
     notes = sorted(_text(folder / "notes.txt").splitlines(), key=lambda note: "(added)" in note)
     logs = json.loads(_text(folder / "check.json") or '{"logs": []}')["logs"]
     reviews = [each for each in logs if each["path"] in added]
@@ -148,14 +158,14 @@ def print_comment(folder: Path, commit: str) -> int:
 
 
 def finding_lines(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for the log, and one for each finding."""
+    """Yield a line for the log, and a line for each of its findings."""
     yield f"{found['path']}: tier {found['tier'] or 'unreadable'}, {'accepted' if found['accepted'] else 'rejected'}"
     for finding in found["findings"]:
         yield "  {level}: {rule}: {message}".format(**finding)
 
 
 def code_block(lines: Sequence[str]) -> str:
-    """Indent lines as code: no text ends it, unlike a fence."""
+    """Format lines as a block of indented code. Unlike a fenced block, no text in a line can end it."""
     shown = [escape_invisible_characters(line)[:_LONGEST_LINE] for line in lines[:MOST_LINES]]
     if len(lines) > MOST_LINES:
         shown.append(f"{len(lines) - MOST_LINES} more lines")
@@ -163,7 +173,7 @@ def code_block(lines: Sequence[str]) -> str:
 
 
 def changed_rows(before: str, after: str) -> list[str]:
-    """Return the table rows of ``after`` that ``before`` lacks, each table with its heading."""
+    """Return the table rows that are in ``after`` but not in ``before``, below the headings of their tables."""
     known, heading, rows = set(map(_plain, before.splitlines())), "", []
     shown, lines = "", [_plain(line) for line in after.splitlines()]
     for number, line in enumerate(lines):
@@ -178,13 +188,13 @@ def changed_rows(before: str, after: str) -> list[str]:
 
 
 def _head_of_table(lines: Sequence[str]) -> Sequence[str]:
-    """Return the names and the rule of the last table in ``lines``."""
+    """Return the column names and the separator line of the last table in ``lines``."""
     rule = max((number for number, line in enumerate(lines) if line.startswith("| :--")), default=0)
     return lines[rule - 1 : rule + 1] if rule else ()
 
 
 def _plain(line: str) -> str:
-    """Remove links, footnotes, and what GitHub takes as the name of an account."""
+    """Remove links and footnotes, and replace each @, because GitHub would notify an account with this name."""
     return _LINK.sub("log", _FOOTNOTE.sub("", line)).replace("@", "(at)")
 
 

@@ -1,34 +1,42 @@
-"""How often decisions of mamf are wrong: the real decisions, on drawn or simulated measurements.
+"""Compute how often decisions of mamf are wrong: run mamf's own decision code on real, random or simulated rows.
 
-    python tools/rates.py compare results       # mamf compare: two minutes; --count 200 is rougher
-    python tools/rates.py guard                 # mamf guard: minutes; --count 1000 is rougher
-    python tools/rates.py node                  # mamf node: the tables of docs/evidence/node.md, 4 minutes
-    python tools/rates.py verify                # mamf verify: 20 minutes; --rate 1e-4 --budget 3s takes 20 s
+    python tools/rates.py compare results    # mamf compare: 2 minutes; --count 200 is faster, but less exact
+    python tools/rates.py guard              # mamf guard: several minutes; --count 1000 is faster, but less exact
+    python tools/rates.py node               # mamf node: 4 minutes; prints the tables of docs/evidence/node.md
+    python tools/rates.py verify             # mamf verify: 20 minutes; with --rate 1e-4 --budget 3s, 20 s
 
-``compare`` judges three kinds of runs:
+``compare`` compares three kinds of runs:
 
-- real: every two equal runs below the folder (same card, same software, same rows), in both orders; by what compare
-  pairs of them, and by all rows that both measured.
-- drawn, burst: the shift of a run is drawn from those of real pairs, each row's own part from what real pairs of rows
-  leave, in units of the error that compare gives them. No distribution is assumed to be normal.
-- drawn, sustained: real pairs of rows are too few. Each visit falls into one of two states of the power controller
-  1.1 % apart, how often into which is the row's own, with 0.1 % beside that; the shift of a run is normal, 0.12 %.
-  Runs of separate visits are drawn 1.5 times as far apart as runs of one.
+- Real runs: every two equal runs in the folder (same card, software and rows), in both orders. Each is compared twice:
+  with the rows that mamf compare would pair, and with all rows that both runs measured.
+- Random runs in burst: the shift that all rows of a run share is drawn from the shifts of real pairs of runs. The
+  separate error of each row is drawn from the errors of real pairs of rows, in units of the error that mamf compare
+  expects. No distribution is assumed to be normal.
+- Random runs in the sustained regime, for which there are too few real pairs. In each run, a row is in one of two
+  states of the power controller, which differ by 1.1 %. Each row has a different probability of each state. A normal
+  error with a standard deviation of 0.1 % is added. The shift of a run is normal, with a standard deviation of 0.12 %.
 
-``guard`` draws visits as on H200s, of 20 rows of which one is 3 % slower, and a separate baseline for each guard:
+With a long pause between two runs, their shifts are 1.5 times as large.
 
-- burst: 0.1 % from visit to visit (standard deviation), 0.1 % from run to run.
-- sustained: the two states of above; 0.1 % from visit to visit beside that, 0.1 % from run to run.
-- stuck: as sustained, but a row stays in its state for a whole run: no number of visits shows it. The worst case.
-- everywhere the card drifts by up to 0.3 % over a guard, either way.
+``guard`` simulates guards of 20 rows with the noise of an H200. Each guard has a new baseline. In half of the guards,
+one row is 3 % slower than in the baseline. There are three kinds of cards:
 
-``node`` draws nodes of cards. Burst and sustained have the spread of the column, with the correlation of 0.83 that 18
-H200 have; memory and copies to the next card have 0.3 %, copies to and from the host 5 %. The slow card is one of the
-node's, so that it may also be one of the faster ones; the others' median never contains it. A baseline of the same
-cards is another run of each: 0.3 % from run to run in burst, 0.35 % in sustained.
+- burst: 0.1 % (standard deviation) from visit to visit, and 0.1 % from run to run.
+- sustained: the same, and in each visit a row is in one of the two states of the power controller.
+- stuck: like sustained, but a row stays in its state for a whole run, so that more visits do not help. This is the
+  worst case.
 
-``verify`` has a simulated card flip a bit in one of so many launches, and compares with what the command states. Each
-card has its own seed and is verified in virtual time, by one kernel, until the budget ends.
+On all of them, the speed of the card drifts by up to 0.3 % during a run, up or down.
+
+``node`` draws the rates of the cards of a node. Burst and sustained have the standard deviation in the heading of the
+column, and the correlation of 0.83 that 18 H200 have. The standard deviation of memory and of copies to the next card
+is 0.3 %, that of copies to and from the host 5 %. The slow card is one of these cards, so it may have been a fast one
+before it was slowed down. It is compared with the median of the others, which does not include it. A baseline is
+another run of the same cards: rates differ from run to run by 0.3 % in burst and by 0.35 % in the sustained regime.
+
+``verify`` simulates cards that flip a bit in a small share of their launches. It compares the number of cards in which
+mamf verify finds a wrong result with the number that is expected for the launches that it checked. Each card has a
+different seed and is verified in virtual time, with one kernel, until the budget ends.
 """
 
 from __future__ import annotations
@@ -95,7 +103,7 @@ from mamf.statistics import Interval, SampleSummary, compute_run_error
 from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
-#: How far apart the two states of a power controller are.
+#: The relative difference in speed between the two states of a power controller.
 _STATES = 0.011
 
 
@@ -115,9 +123,11 @@ def print_table(title: str, columns: Sequence[str], rows: Mapping[str, Iterable[
 TEMPLATE = "nvidia-h200/sweep-torch-mm-bfloat16-burst-20261121-143232.jsonl"
 TOLERANCE = 0.01
 LOSSES = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02)
-# Of a shift, two rows tell little: pairs of runs with fewer rows are no calibration.
+# Pairs of runs with fewer rows than this are not used to estimate the shift of a run, because a few rows say little
+# about it.
 _FEWEST_ROWS = 10
-#: In sustained, the deviation of visits beside their state, and of runs; how much farther apart separate visits are.
+#: The standard deviations of a row within its state and of the shift of a run, both in the sustained regime. The factor
+#: by which shifts are larger if there is a long pause between the runs.
 _BESIDE, _SHIFT, _APART = 0.001, 0.0012, 1.5
 
 
@@ -126,7 +136,7 @@ def in_turns(runs: int) -> RunOrder:
 
 
 def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
-    """Read mamf's own logs among these files and below these folders."""
+    """Read the logs among these files and in these folders, except logs that were imported from mamf-finder."""
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
             if read_legacy_log_or_none(file) is None:
@@ -134,7 +144,7 @@ def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
 
 
 def logs_by_card(folder: Path) -> dict[str, list[RunLog]]:
-    """Read the logs below a folder, by the card that they are of."""
+    """Read the logs in a folder, and return them by the card that they were measured on."""
     found: dict[str, list[RunLog]] = {}
     for log in logs_below([folder]):
         if card := log.header["device"].get("uuid_hash"):
@@ -143,7 +153,7 @@ def logs_by_card(folder: Path) -> dict[str, list[RunLog]]:
 
 
 def all_rows(log: RunLog) -> RunLog:
-    """Make a log a sweep of every row that it measured: the first visit of each."""
+    """Return a copy of a log in the form of a sweep, which contains the first visit of every row."""
     first: dict[object, object] = {}
     own = log.header["device"]["index"]
     for row in log.measurements:
@@ -155,7 +165,7 @@ def all_rows(log: RunLog) -> RunLog:
 
 
 def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
-    """Compare every two runs of a card, in both orders, that differ in nothing that a header says."""
+    """Compare every two runs of a card that have the same settings and software, in both orders."""
     for a, b in itertools.chain.from_iterable(itertools.permutations(logs, 2) for logs in cards):
         if not find_setting_differences(a.header, b.header):
             with contextlib.suppress(IncomparableError):
@@ -164,7 +174,9 @@ def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
 
 
 def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
-    """Compare every four equal runs of a card that followed one another, as two of each side in turns, both ways."""
+    """Compare every four successive equal runs of a card: the first and third with the second and fourth, in both
+    orders.
+    """
     for logs in cards:
         in_order = sorted(logs, key=lambda log: log.header["started"])
         for runs in zip(*(in_order[start:] for start in range(4)), strict=False):
@@ -175,14 +187,19 @@ def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
 
 
 def with_loss(comparison: Comparison, loss: float) -> Comparison:
-    """Make every row of B slower by so much."""
+    """Return a comparison in which every row of B is slower by the share ``loss``."""
     measured = [pair for pair in comparison.pairs if pair.b.rate is not None]
     pairs = tuple(replace(pair, b=replace(pair.b, rate=pair.b.rate * (1 - loss))) for pair in measured)
     return add_run_order_and_pooled_rows(replace(comparison, pairs=pairs), comparison.run_order)
 
 
 class Scatter(NamedTuple):
-    """What real pairs of runs differ by in burst: shifts of a run, and rows beside them in units of their error."""
+    """The differences between real pairs of equal runs in burst.
+
+    - ``shifts``: the shift of a single run, estimated from each pair of runs.
+    - ``rows``: how much the change of each row differs from the shift between its two runs, in units of its expected
+      standard deviation.
+    """
 
     shifts: list[float]
     rows: list[float]
@@ -205,7 +222,7 @@ def scatter_of(pairs: Iterable[Comparison]) -> Scatter:
 
 @dataclass(frozen=True)
 class DrawnRuns:
-    """Draws runs of rows like those of a template; a loss is of every row of B."""
+    """A generator of random comparisons, whose rows are like those of ``template``, the rows of a real log."""
 
     template: Sequence[ComparedRow]
     header: dict[str, object]
@@ -247,7 +264,9 @@ class DrawnRuns:
         return found
 
     def exits(self, rows: int, run_order: RunOrder, count: int, loss: float = 0.0) -> float:
-        """Return the share of so many comparisons that end with exit code 3."""
+        """Return the share of ``count`` comparisons that end with exit code 3. ``loss``: the share by which all rows of
+        B are slower.
+        """
         found = (self.comparison(random.Random(seed), rows, run_order, loss) for seed in range(count))
         return sum(each.is_b_slower(TOLERANCE) for each in found) / count
 
@@ -293,7 +312,12 @@ _WITHIN, _DRIFT = 0.001, 0.003
 
 @dataclass(frozen=True)
 class VisitScatter:
-    """How visits scatter, as shares of a launch's time. ``states``: how far apart two states of a visit lie."""
+    """How much the times of launches vary, as shares of the time.
+
+    - ``visit``, ``run``: the standard deviations from visit to visit and from run to run.
+    - ``states``: the difference between the two states of the power controller; 0 if there is only one.
+    - ``is_stuck``: whether a row stays in one state for a whole run.
+    """
 
     regime: str
     visit: float = 0.001
@@ -310,7 +334,7 @@ CARDS = {
 
 
 class Seen(NamedTuple):
-    """What a guard of drawn visits made of its rows: what failed, how many are undecided, how many visits it took."""
+    """The result of a simulated guard: the rows that failed, the number of undecided rows, and the number of visits."""
 
     regressions: set[AttentionShape]
     undecided: int
@@ -318,14 +342,14 @@ class Seen(NamedTuple):
 
 
 class _Run:
-    """What a strategy asks of a runner before it measures."""
+    """A stand-in for the runner of a guard's strategy, which the strategy only asks to prepare a regime."""
 
     def prepare_regime(self, regime: Regime) -> Regime:
         return regime
 
 
 class Guards:
-    """Guards of one card, of rows that nothing but their shape sets apart."""
+    """Simulated guards of one card. All rows are alike, except for their shapes."""
 
     def __init__(
         self, card: VisitScatter, rounds: int = DEFAULT_MAX_ROUNDS, tolerance: float = DEFAULT_GUARD_TOLERANCE
@@ -336,9 +360,9 @@ class Guards:
         self.plan = Plan(GUARD, "attention", problems, ("drawn",), self.shapes, regimes, options=options)
 
     def guard(self, seed: int, slower: float = 0.0) -> Seen:
-        """Guard rows with their own baseline; the first row got slower by a share."""
+        """Simulate a baseline and a guard in which the first row is slower by the share ``slower``."""
         chooser = random.Random(seed)
-        # How often a row's visits fall into the slow state is the row's own, the same in both runs.
+        # The probability that a visit is in the slow state: different for each row, but the same in both runs.
         odds = {shape: chooser.random() for shape in self.shapes}
         before = self._entries(self._visits(chooser, odds, None, {}))
         visits = list(self._visits(chooser, odds, before, {self.shapes[0]: slower}))
@@ -359,7 +383,7 @@ class Guards:
         baseline: dict[object, ComparedRow] | None,
         slower: dict[AttentionShape, float],
     ) -> Iterator[Measurement]:
-        """Draw every visit that the guard's strategy asks for."""
+        """Draw a result for each visit that the guard's strategy requests."""
         card, setup = self.card, RunSetup(self.plan, self.backend, [("drawn", SimulatedAttention())])
         strategy = GuardStrategy(setup, baseline, self.tolerance)
         strategy.runner = _Run()  # type: ignore[assignment]
@@ -386,7 +410,9 @@ def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
 
 
 def false_alarms(name: str, count: int) -> tuple[int, int, float]:
-    """Guard unchanged kernels; return how many guards fail, how many are undecided, and visits per row."""
+    """Simulate guards without a change. Return how many of them fail, how many have undecided rows, and the mean number
+    of visits per row.
+    """
     guards = Guards(CARDS[name])
     seen = [guards.guard(seed) for seed in range(count)]
     failed, undecided = sum(bool(each.regressions) for each in seen), sum(bool(each.undecided) for each in seen)
@@ -394,7 +420,7 @@ def false_alarms(name: str, count: int) -> tuple[int, int, float]:
 
 
 def caught(name: str, count: int) -> int:
-    """Return how many guards fail, of so many in which one row got slower."""
+    """Simulate ``count`` guards in which one row became slower. Return in how many of them this row fails."""
     guards = Guards(CARDS[name])
     return sum(guards.shapes[0] in guards.guard(seed, SLOWER).regressions for seed in range(count))
 
@@ -419,7 +445,7 @@ _REPEATS = {BURST: 0.003, SUSTAINED: 0.0035}
 
 
 def draw_node(chance: random.Random, cards: int, spread: float) -> list[NodeDevice]:
-    """Draw healthy cards."""
+    """Draw the rates of the healthy cards of a node."""
     return [NodeDevice(index, 0, "drawn", f"uuid{index}", figures=_figures(chance, spread)) for index in range(cards)]
 
 
@@ -432,7 +458,7 @@ def _figures(chance: random.Random, spread: float) -> dict[str, float]:
 
 
 def slow_down(devices: Sequence[NodeDevice], figures: Iterable[str], share: float) -> list[NodeDevice]:
-    """Slow down the first card."""
+    """Return the cards with the first one slower by ``share`` in some figures."""
     changed = {figure: devices[0].figures[figure] * (1 - share) for figure in figures}
     return [replace(devices[0], figures={**devices[0].figures, **changed}), *devices[1:]]
 
@@ -449,13 +475,13 @@ def measure_again(chance: random.Random, devices: Sequence[NodeDevice]) -> list[
 def judge_nodes(
     nodes: int, cards: int, spread: float, slower: float = 0.0, figures: Sequence[str] = _CEILINGS
 ) -> list[NodeVerdict]:
-    """Judge drawn nodes, the same ones in each call."""
+    """Draw and judge nodes. Each call with the same ``cards`` and ``spread`` draws the same nodes."""
     chance = random.Random(cards)
     return [judge_devices(slow_down(draw_node(chance, cards, spread), figures, slower)) for _ in range(nodes)]
 
 
 def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict]:
-    """Judge nodes by an earlier run of the same cards, of which one is slower now."""
+    """Judge nodes by a baseline, which is an earlier run of the same cards. One card has become slower since then."""
     chance, verdicts = random.Random(cards), []
     for _ in range(nodes):
         devices = draw_node(chance, cards, _USUAL_SPREAD)
@@ -465,7 +491,7 @@ def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict
 
 
 def found_share(verdicts: Sequence[NodeVerdict]) -> float:
-    """Return the share of nodes in which the slow card was named."""
+    """Return the share of nodes with a finding about the slow card, which is device 0."""
     return sum(any(finding.label == "device 0" for finding in each.findings) for each in verdicts) / len(verdicts)
 
 
@@ -518,11 +544,13 @@ def main() -> int:
     parsers = {}
     for name, usual in {"compare": 2000, "guard": 10_000, "node": 4000, "verify": 40}.items():
         parsers[name] = commands.add_parser(name)
-        parsers[name].add_argument("--count", type=int, default=usual, help=f"of draws (default: {usual})")
+        parsers[name].add_argument("--count", type=int, default=usual, help=f"number of simulations (default: {usual})")
     parsers["compare"].add_argument("folder", type=Path)
-    parsers["verify"].add_argument("--rate", type=float, default=1e-6, help="wrong launches of all (default: 1e-6)")
-    parsers["verify"].add_argument("--seed", type=int, default=0, help="of the first card (default: 0)")
-    parsers["verify"].add_argument("--budget", type=parse_duration, default=280.0, help="virtual time for each card")
+    parsers["verify"].add_argument("--rate", type=float, default=1e-6, help="share of wrong launches (default: 1e-6)")
+    parsers["verify"].add_argument("--seed", type=int, default=0, help="seed of the first card (default: 0)")
+    parsers["verify"].add_argument(
+        "--budget", type=parse_duration, default=280.0, help="virtual time for each card (default: 280s)"
+    )
     options = parser.parse_args()
     if options.command == "verify":
         return print_verify(options.count, options.rate, options.seed, options.budget)

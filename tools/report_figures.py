@@ -1,11 +1,11 @@
-"""Compare the figures in the reports of all logs in results/ with recorded checksums, one per log.
+"""Check that the reports of all logs in results/ still show the same figures, with one recorded checksum per log.
 
-    python tools/report_figures.py            exit with 1 if reports show other figures; print their logs
-    python tools/report_figures.py LOG...     print the figures, a line per column: compare two checkouts with diff
-    python tools/report_figures.py --write    record the checksums of today's reports
+    python tools/report_figures.py            # print the logs whose reports show other figures; exit code 1 if any
+    python tools/report_figures.py LOG...     # print the figures of these logs, so that diff can compare two checkouts
+    python tools/report_figures.py --write    # record the checksums of the reports as they are now
 
-Figures are the values of each column in every row, with five digits, those of tables as printed, and the numbers in the
-lines around tables. The order of rows and columns does not count.
+The figures of a report are the values of all columns in all rows (with five digits), the same values as tables print
+them, and the decimal numbers in the text around tables. The order of rows and columns does not matter.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def document_of(path: Path) -> Document:
 
 
 def figures_of(document: Document) -> list[str]:
-    """Return the figures of a report, a line per column and per number in text."""
+    """Return the figures of a report: a line for each column of a table, and a line for each number in the text."""
     columns: dict[str, list[str]] = {}
     for table in document.blocks:
         if isinstance(table, Table):
@@ -51,7 +51,7 @@ def figures_of(document: Document) -> list[str]:
 
 
 def _figures_of(table: Table) -> Iterator[tuple[str, str, str]]:
-    """Yield the name of a column, the label of a row and the figure there."""
+    """Yield the figures of a table, each with the name of its column and the label of its row."""
     for record in table.make_records():
         label = " ".join(str(record.get(name, "")) for name in _LABELS)
         for name, value in record.items():
@@ -66,13 +66,14 @@ def _figures_of(table: Table) -> Iterator[tuple[str, str, str]]:
 
 
 def checksum(figures: Iterable[str]) -> str:
+    """Return the checksum of the figures of one report."""
     return hashlib.sha256("\n".join(figures).encode()).hexdigest()[:12]
 
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="print the figures of these logs")
-    parser.add_argument("--write", action="store_true", help="record the checksums")
+    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="log whose figures to print (default: compare all logs in results/)")
+    parser.add_argument("--write", action="store_true", help="record the checksums of all reports as they are now")
     options = parser.parse_args(arguments)
     paths = options.logs or sorted((ROOT / "results").rglob("*.jsonl"))
     figures = {path: figures_of(document_of(path)) for path in paths}

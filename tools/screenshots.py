@@ -1,8 +1,8 @@
-"""Pictures of every kind of page, for people to look at: phone, laptop, dark and as printed.
+"""Take pictures of every kind of page, as on a phone, on a laptop, in dark colors and in print, for people to inspect.
 
     python tools/screenshots.py OUT_FOLDER
 
-Writes the pages, a PNG per page and width, a PDF per page, and prints a table of sizes and load times.
+Writes the pages to OUT_FOLDER, with four PNG files and one PDF file for each. Prints a table of sizes and load times.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from browsing.chromium import LAPTOP, PHONE, Browser, chromium, missing
 from browsing.pages import make_pages, make_site
 
-#: A4 without margins, in CSS pixels.
+#: The width of A4 paper without margins, in CSS pixels.
 PRINTED = 794
 
 

@@ -1,11 +1,12 @@
-"""Checks the timing: mamf's figures against the profiler's durations of the same kernels.
+"""Compare mamf's times of kernels with the times of NVIDIA's profiler (CUPTI).
 
-    python tools/verify_timing.py                   # needs an NVIDIA GPU with CUPTI; 20 s
+    python tools/verify_timing.py                   # needs an NVIDIA GPU with CUPTI; takes 20 s
 
-It measures kernels from 4 us to 0.5 ms in burst, then queues the same launches in the same way under
-torch.profiler, whose times (CUPTI) contain no event. The profiler's time of a launch is from the start of its first
-kernel or memset to the end of its last: torch.mm of 4096x4096x4096 on an H100 begins with a memset of 0.7 us. A figure
-must agree within the timer's accuracy, or 0.5 %, whichever is larger.
+The tool measures launches of 4 us to 0.5 ms in burst. Then it queues the same launches in the same way under
+torch.profiler, whose times do not include the overhead of events. The profiler's time of a launch begins with the first
+kernel or memset of the launch and ends with the last one. It includes memsets because torch.mm of 4096x4096x4096 on an
+H100 begins with a memset of 0.7 us. The two times may differ by the accuracy of the timer (mamf/timers.csv) or by
+0.5 %, whichever is larger. The exit code is 1 if they differ by more.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.measurement import Measurement, compute_relative_timing_error, find_timer_calibration
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
-# A flush of the cache is a memset or a fill that takes at least this long. Those of a launch are shorter.
+# A cache flush is a memset or a fill kernel that takes at least this long. A memset that is part of a launch is shorter.
 FLUSHES, MIN_FLUSH_MICROSECONDS = ("memset", "fill"), 10
 TRAINS, TRAIN, LEAD = 24, 5, 12
 REST_RATIO, SHORTEST_REST_SECONDS = 4, 0.002
 
 
 class Case(NamedTuple):
+    """A kernel and a shape to compare. ``fields``: the fields of the problem that differ from their defaults."""
+
     operation: str
     kernel: str
     shape: str
@@ -58,7 +61,7 @@ def prepared(backend: Backend, case: Case) -> tuple[Any, Any, Any]:
 
 
 def burst(backend: Backend, case: Case) -> Measurement:
-    """Measure the row that ``mamf sweep --regime burst`` measures."""
+    """Measure a case in burst, as ``mamf sweep --regime burst`` does. Raises SystemExit if that fails."""
     regime = BurstRegime(backend)
     regime.prepare_device()
     pool = backend.make_operand_pool("normal", 0)
@@ -70,7 +73,7 @@ def burst(backend: Backend, case: Case) -> Measurement:
 
 
 def trains(backend: Backend, launch: Callable[[], object]) -> None:
-    """Launches queued as a burst queues them."""
+    """Queue trains of launches with cache flushes, events and rests, as mamf does in burst."""
     for _ in range(TRAINS):
         for _ in range(LEAD):
             backend.flush_cache()
@@ -80,12 +83,12 @@ def trains(backend: Backend, launch: Callable[[], object]) -> None:
             launch()
             end = backend.record_mark()
         backend.synchronize()
-        # As a burst rests, so that the clock is back at boost.
+        # Rest as long as mamf does in burst, so that the clock returns to its maximum.
         time.sleep(max(SHORTEST_REST_SECONDS, REST_RATIO * TRAIN * backend.compute_seconds_between(start, end)))
 
 
 def profiled_seconds(backend: Backend, case: Case) -> float:
-    """Return the profiler's median time of a launch. Raises SystemExit if the profile lacks a launch."""
+    """Return the median time of a launch in the profile. Raises SystemExit if the profile does not have all launches."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
@@ -105,13 +108,16 @@ def profiled_seconds(backend: Backend, case: Case) -> float:
 
 
 def is_flush(event: Any) -> bool:
-    """Whether the profiler's event is a flush of the cache."""
+    """Return whether an event of the profiler is a cache flush."""
     is_fill = any(word in event.name.lower() for word in FLUSHES)
     return is_fill and event.time_range.elapsed_us() >= MIN_FLUSH_MICROSECONDS
 
 
 def compare_with_profiler(backend: Backend) -> bool:
-    """Print the table. All kernels are measured before the first profile: a profiler changes what follows it."""
+    """Print the table. Return whether all times agree.
+
+    Measure all kernels before the first profile, because a profiler changes the times of later launches.
+    """
     timer = find_timer_calibration(backend.name)
     if timer is None:
         raise SystemExit(f"nobody has measured the timer of {backend.name}")

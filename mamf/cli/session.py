@@ -264,8 +264,8 @@ class Session:
         # rows but no summary. In this case continue, so that the code below writes the summary.
         if self.resumed_log and self.resumed_log.tier == "complete" and self.is_run_complete():
             print_line(
-                f"{self.resumed_log.path} is complete, so this run measures nothing; to measure again, use another file "
-                "or folder",
+                f"{self.resumed_log.path} is complete, so this run measures nothing; to measure again, use another "
+                "file or folder",
                 sys.stderr,
             )
             return self.choose_exit_code(self.print_report(self.resumed_log))

@@ -1,4 +1,4 @@
-"""Pages of every kind and a browser, made once; without a browser these tests are skipped."""
+"""Provide Chromium and mamf pages of every kind to the browser tests. Without a browser, these tests are skipped."""
 
 import pytest
 from browsing.chromium import chromium, missing
@@ -7,6 +7,7 @@ from browsing.pages import make_large_results, make_pages, make_site
 
 @pytest.fixture(scope="session")
 def browser():
+    """Provide one browser for all tests. Skip the tests if no browser can run here."""
     if reason := missing():
         pytest.skip(reason)
     with chromium() as found:
@@ -15,19 +16,19 @@ def browser():
 
 @pytest.fixture(scope="session")
 def pages(browser, tmp_path_factory):
-    """The path of each page by its name."""
+    """Make all pages, and return their paths by name."""
     folder = tmp_path_factory.mktemp("pages")
     return make_pages(folder) | make_site(folder / "site")
 
 
 @pytest.fixture(scope="session")
 def large_site(browser, tmp_path_factory):
-    """The front page of a site of a thousand logs."""
+    """Make a site from 1000 logs, and return the path of its front page."""
     folder = tmp_path_factory.mktemp("large")
     return make_site(folder / "site", make_large_results(folder / "results", 1000))["site"]
 
 
 @pytest.fixture
 def page(pages):
-    """Returns the path of a page by its name."""
+    """Return a function that takes the name of a page and returns its path."""
     return pages.__getitem__

@@ -1,4 +1,7 @@
-"""axe-core finds nothing serious on any page, light and dark. ``AXE_CORE`` names its file, axe.min.js."""
+"""Test with axe-core that no page has serious accessibility problems, in light and in dark mode.
+
+The tests need axe-core's file axe.min.js. The environment variable ``AXE_CORE`` contains its path.
+"""
 
 import os
 from pathlib import Path
@@ -11,7 +14,8 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(not os.environ.get("AXE_CORE"), reason="AXE_CORE does not name axe-core's axe.min.js"),
 ]
-# Rows are alike, and so are the points of a picture: a few of them are looked at, with all else.
+# All rows of a table have the same structure, and so have all points of a chart. So the script removes all rows and
+# points except the first ones before it checks the page.
 _FINDINGS = """const done = arguments[arguments.length - 1];
 document.querySelectorAll('details').forEach((each) => { each.open = true; });
 document.querySelectorAll('tbody tr:nth-child(n + 20), svg :nth-child(n + 80)').forEach((each) => each.remove());
@@ -21,9 +25,10 @@ axe.run(document, { resultTypes: ['violations'], ...arguments[0] }).then((found)
     ${each.nodes[0].failureSummary}`)), (error) => done([String(error)]))"""
 
 
-#: Nothing but colors differs on a dark page.
+#: The options of axe-core in dark mode. A dark page differs from a light page only in its colors.
 _COLORS = {"runOnly": ["color-contrast", "link-in-text-block"]}
-# A page with both hostile logs is among them; what differs on a phone is the width of tables and pictures.
+# Leave out "hostile find" and "hostile attention", because the page "hostile" contains both of their logs. On a phone
+# only the widths of tables and charts differ, so a few pages are enough.
 LOOKS = [(name, LAPTOP, is_dark) for name in PAGES if "hostile " not in name for is_dark in (False, True)]
 LOOKS += [(name, PHONE, False) for name in ("find", "attention", "autoprofile", "device")]
 

@@ -1,4 +1,4 @@
-"""Pages as Chromium opens them from files: nothing fails, nothing is fetched, nothing but their own script runs."""
+"""Test pages that Chromium opens from files: no errors, no requests to other addresses, no scripts but their own."""
 
 import re
 
@@ -69,7 +69,7 @@ def test_a_hostile_log_runs_nothing(name, browser, page):
         "document.querySelectorAll('body *').forEach((each) => { for (const kind of ['click', 'focus', 'mouseover',"
         " 'pointerover']) each.dispatchEvent(new Event(kind, { bubbles: true })); })"
     )
-    assert "onerror" in browser.evaluate("return document.body.innerText"), "its texts are shown as texts"
+    assert "onerror" in browser.evaluate("return document.body.innerText"), "the page must show markup as plain text"
     assert browser.evaluate("return window.pwned === undefined")
     assert browser.requests() == [page(name).as_uri()]
     assert browser.console() == []

@@ -1,4 +1,4 @@
-"""Pages as people read them: hints of points, details by keyboard, dark, and on paper."""
+"""Test how people use the pages: hints at points of charts, details opened by keyboard, dark mode and printing."""
 
 import pytest
 from browsing.pages import PAGES

@@ -1,4 +1,7 @@
-"""The site stays quick. The one bound on the wall clock in these tests: it is what was promised."""
+"""Test that a large site opens quickly.
+
+No other test of tests/browser limits wall-clock time. This one does, because users were promised this time.
+"""
 
 import pytest
 

@@ -1,20 +1,24 @@
-"""Tables as a reader works with them: sorted and filtered, by pointer and by keyboard."""
+"""Test sorting, searching and filtering the tables of a page, by mouse and by keyboard."""
 
 import pytest
 
 pytestmark = pytest.mark.browser
-#: The table with the most rows is the first with filters.
+#: The first table with filters. It is the table with the most rows.
 TABLE = "document.querySelector('.filters').nextElementSibling.querySelector('table')"
 
 
 @pytest.fixture
 def table(browser, page):
-    """Of an imported log: shapes, a stage with few values, and figures that many rows lack."""
+    """Return the largest table of the page of an imported log.
+
+    It has a column of shapes, a column of stages with few different values, and columns of figures that are missing in
+    many rows.
+    """
     browser.open(page("imported"))
 
     class Table:
         def column(self, title):
-            """The texts of a column, from top to bottom, of the rows that are shown."""
+            """Return the texts of a column in all visible rows, from top to bottom."""
             script = f"""const table = {TABLE};
             const column = [...table.tHead.rows[0].cells].findIndex((each) => each.textContent === arguments[0]);
             return [...table.tBodies[0].rows].filter((each) => !each.hidden)
@@ -36,7 +40,10 @@ def table(browser, page):
 
 
 def select(browser, key, value):
-    """By keyboard: what chromedriver selects makes no event of input, as a person's choice does."""
+    """Select a value of the first filter by keyboard.
+
+    A selection through chromedriver would not trigger the input event that a user's selection triggers.
+    """
     from selenium.webdriver import ActionChains, Keys
 
     browser.evaluate("document.querySelector('.filters select').focus()")
@@ -60,7 +67,7 @@ def test_a_column_of_figures_is_sorted_down_then_up_and_what_lacks_one_is_last(t
         after = table.column(title)
         known = figures(after)
         assert (known, table.order(title)) == (sorted(figures(before), reverse=is_down), order)
-        assert set(after[: len(known)]) & {"-"} == set(), "rows without a figure are last"
+        assert set(after[: len(known)]) & {"-"} == set(), "rows without a figure must come last"
     assert sorted(after) == sorted(before)
 
 
@@ -84,13 +91,13 @@ def test_a_column_is_sorted_by_keyboard(browser, table):
     known = figures(table.column("fastest"))
     assert known == sorted(known, reverse=True)
     outline = browser.evaluate("return getComputedStyle(document.activeElement).outlineStyle")
-    assert outline == "solid", "what has the focus shows it"
+    assert outline == "solid", "the element with the focus must have a visible outline"
 
 
 def test_a_search_leaves_the_rows_that_hold_the_text(browser, table):
     field, count = (browser.driver.find_element("css selector", f".filters {tag}") for tag in ("input", "output"))
     everything = len(table.column("shape"))
-    assert field.accessible_name == "Search this table", "each table has its own search"
+    assert field.accessible_name == "Search this table", "the field must say that it searches this table only"
     assert count.text == f"{everything} rows"
     field.send_keys("X20480")
     found = table.column("shape")

@@ -1,6 +1,6 @@
-"""Attention libraries as mamf sees them: each with its own signature, layout and return type, and with its traps.
+"""Fake attention libraries with the signatures, layouts, return types and pitfalls of the real libraries.
 
-What they compute is right and done by plain torch on the CPU; ``asked`` receives the options of each call.
+They compute correct results with plain torch on the CPU. Each call appends its options to the list ``asked``.
 """
 
 import functools
@@ -17,7 +17,10 @@ BLOCK_Q, BLOCK_K = 128, 64
 
 
 def attention(q, k, v, causal=False, window=(None, None), kept=None):
-    """Batch, heads, length, width; masks are aligned to the bottom right. ``kept``: pairs that are not skipped."""
+    """Compute attention for tensors (batch, heads, length, width). Masks are aligned to the bottom right.
+
+    ``kept``: a boolean mask of the pairs of query and key to use; None for all pairs.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
     scores = q.float() @ k.float().transpose(-2, -1) / math.sqrt(q.shape[-1])
@@ -35,14 +38,14 @@ def attention(q, k, v, causal=False, window=(None, None), kept=None):
 
 
 def bshd(q, k, v, **options):
-    """The same for batch, length, heads, width."""
+    """Compute attention like ``attention``, but for tensors (batch, length, heads, width)."""
     return attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), **options).transpose(1, 2)
 
 
 def install(monkeypatch, name, **attributes):
-    """A module of this dotted name, and those above it where they are missing."""
+    """Install and return a fake module with this dotted name. Also install parent packages that are missing."""
     module = types.ModuleType(name)
-    module.__path__ = []  # it may have modules below it
+    module.__path__ = []  # makes it a package, so that it may contain modules
     vars(module).update(attributes)
     monkeypatch.setitem(sys.modules, name, module)
     parent, _, child = name.rpartition(".")
@@ -53,7 +56,10 @@ def install(monkeypatch, name, **attributes):
 
 
 def pretend_versions(monkeypatch, **versions):
-    """Make distributions look installed, dashes for underscores; others as they are."""
+    """Pretend that distributions are installed in these versions, or are not installed if the version is None.
+
+    An underscore in a keyword means a dash in the distribution's name. Other distributions do not change.
+    """
     known = {name.replace("_", "-"): version for name, version in versions.items()}
     real = importlib.metadata.version
 
@@ -67,7 +73,7 @@ def pretend_versions(monkeypatch, **versions):
 
 
 def fail_to_import(monkeypatch, name, error):
-    """Let importing a module of this name raise ``error``, as one that is installed and broken does."""
+    """Make the import of a module raise ``error``, as the import of an installed but broken module does."""
 
     class Finder:
         @staticmethod
@@ -81,7 +87,7 @@ def fail_to_import(monkeypatch, name, error):
 
 
 def require(condition, message, error=RuntimeError):
-    """What C++ libraries raise for what they do not support."""
+    """Raise ``error`` if a condition is false, as C++ libraries do for arguments that they do not support."""
     if not condition:
         raise error(message)
 
@@ -94,7 +100,7 @@ def half_only(*tensors, message="FlashAttention only support fp16 and bf16 data 
 
 
 def ends(window_size, unlimited):
-    assert all(end != -1 for end in window_size) or unlimited == -1, "no end is None here, not -1"
+    assert all(end != -1 for end in window_size) or unlimited == -1, "write an unlimited end as None, not as -1"
     return tuple(None if end == unlimited else end for end in window_size)
 
 
@@ -112,7 +118,7 @@ def flash_attn_2(monkeypatch, asked, lacks=()):
 
     pretend_versions(monkeypatch, flash_attn="2.8.3")
     module = install(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
-    # The real package has an early copy of FlashAttention 4, whose requirements it does not install.
+    # The real package contains an early copy of FlashAttention 4, but does not install the packages that it requires.
     fail_to_import(monkeypatch, "flash_attn.cute", ModuleNotFoundError("No module named 'cutlass'", name="cutlass"))
     return module
 
@@ -154,7 +160,7 @@ def flash_attn_4(monkeypatch, asked):
         asked.append({"window_size": window_size, "num_splits": num_splits})
         return bshd(q, k, v, causal=causal, window=ends(window_size, None)), None
 
-    # The real package's ``flash_attn`` is a namespace: nothing is in it but ``cute``.
+    # In the real package, ``flash_attn`` is a namespace package that contains only ``cute``.
     pretend_versions(monkeypatch, flash_attn_4="4.0.0b36")
     return install(monkeypatch, "flash_attn.cute", flash_attn_func=flash_attn_func, __version__="0.0.0")
 
@@ -191,7 +197,11 @@ def sage_2(monkeypatch, asked, **flags):
 
 
 def kept_blocks(q, k, causal, topk):
-    """The ``topk`` of the key blocks of every query block, by the scores of the blocks' means, as SpargeAttn does."""
+    """Return a mask of the key blocks that SpargeAttn uses for each query block.
+
+    These are the key blocks with the highest scores. A score is computed from the means of two blocks. ``topk``: the
+    share of key blocks to use.
+    """
 
     def pooled(tensor, size):
         padded = torch.nn.functional.pad(tensor.float(), (0, 0, 0, -tensor.shape[2] % size))
@@ -215,7 +225,7 @@ def spas_sage_attn(monkeypatch, asked):
         assert tensor_layout == "HND"
         assert q.size(-2) >= 128, "seq_len should be not less than 128."
         assert q.size(-1) in (64, 128), "headdim should be in [64, 128]."
-        assert smooth_k, "km is not defined without it"
+        assert smooth_k, "without smooth_k, km is not defined"
         asked.append({"return_sparsity": return_sparsity, "topk": topk})
         blocks = kept_blocks(q, k, is_causal, topk)
         pairs = blocks.repeat_interleave(BLOCK_Q, -2).repeat_interleave(BLOCK_K, -1)
@@ -245,7 +255,7 @@ NO_OPERATOR = """No operator found for `memory_efficient_attention_forward` with
 
 
 class LowerTriangularMask:
-    """Aligned to the top left."""
+    """A causal mask that is aligned to the top left."""
 
 
 def xformers(monkeypatch, asked, is_built=True):
@@ -270,8 +280,10 @@ def xformers(monkeypatch, asked, is_built=True):
 
 
 def aiter(monkeypatch, asked, is_old=False):
-    """Checked against ROCm/aiter e4048607 (aiter/ops/mha.py): batch, length, heads, width; a window of two ends means
-    the same as one of three with no sink; the assembly kernels run on gfx942 and gfx950, and on gfx1250.
+    """Install a fake AITER, which was checked against ROCm/aiter e4048607 (aiter/ops/mha.py).
+
+    Tensors are (batch, length, heads, width). A window of two numbers means the same as one of three numbers that has
+    no sink. The assembly kernels run on gfx942, gfx950 and gfx1250.
     """
 
     def flash_attn_func(
@@ -279,13 +291,13 @@ def aiter(monkeypatch, asked, is_old=False):
         alibi_slopes=None, deterministic=True, return_lse=False, return_attn_probs=False, how_v3_bf16_cvt=1,
         cu_seqlens_q=None, cu_seqlens_kv=None, sink_ptr=None, num_splits=0,
     ):  # fmt: skip
-        assert len(window_size) == 2 or window_size[2] == 0, "a sink"
+        assert len(window_size) == 2 or window_size[2] == 0, "this fake does not support a sink"
         half_only(q, k, v)
         if torch.is_grad_enabled() and q.requires_grad:
             assert return_lse
         asked.append({"deterministic": deterministic})
         out = bshd(q, k, v, causal=causal, window=ends(window_size[:2], -1))
-        # Older ones return a tuple in any case.
+        # Older releases always return a tuple.
         return (out, torch.zeros(1)) if return_lse else (out,) if is_old else out
 
     pretend_versions(monkeypatch, amd_aiter="0.1.12")
@@ -305,7 +317,8 @@ def fused_sdpa(monkeypatch, asked):
     return install(monkeypatch, "habana_frameworks.torch.hpex.kernels", FusedSDPA=FusedSDPA)
 
 
-#: By kernel: the vendor's fixture, a compute capability, and the library.
+#: For each kernel: the fixture of the vendor's device, the compute capability, and the function that installs the
+#: fake library.
 LIBRARIES = {
     "aiter": ("rocm", (9, 4), aiter),
     "flash-attn-2": ("cuda", (8, 0), flash_attn_2),

@@ -8,13 +8,17 @@ from mamf.backend import MIB
 
 
 def simulate(vendor, monkeypatch, calls):
-    """Imports torch, which the process that only hands out the tests can do without."""
+    """Simulate a vendor's device and return its parts.
+
+    The simulations need torch. They are imported only here, so that the process that distributes tests to workers need
+    not import torch.
+    """
     return getattr(importlib.import_module("simulated_vendors"), f"simulate_{vendor}")(monkeypatch, calls)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def flush_cache():
-    """No test writes twice a cache before each launch; how a cache is flushed is given to who asks."""
+    """Limit each cache flush to 1 MiB to save time, and provide the real ``TorchBackend.flush_cache``."""
     from mamf.torch_backend import TorchBackend
 
     whole = TorchBackend.flush_cache
@@ -25,7 +29,7 @@ def flush_cache():
 
 @pytest.fixture
 def use_one_torch_thread():
-    """Threads cost more than they save on shapes as small as those of tests."""
+    """Limit torch to one thread, because more threads slow down the small shapes of tests."""
     from mamf.operations.operand_sets import use_one_torch_thread as limited
 
     with limited():
@@ -34,7 +38,7 @@ def use_one_torch_thread():
 
 @pytest.fixture
 def calls():
-    """What the simulated vendor was asked, in order: tuples of a name and arguments."""
+    """Return the list to which a simulated vendor appends each call, as a tuple of a name and arguments."""
     return []
 
 
@@ -70,7 +74,7 @@ def mps(monkeypatch, calls):
 
 @pytest.fixture
 def site(tmp_path_factory):
-    """A folder with the entry points of tests/contract/stranger, as pip writes them."""
+    """Return a folder with the metadata of tests/contract/stranger, including its entry points, as pip writes it."""
     tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
     folder = tmp_path_factory.mktemp("site")
     info = folder / "mamf_layer_norm-1.0.dist-info"

@@ -1,6 +1,7 @@
-"""Libraries of attention over a cache: each with its own signatures, layouts and traps, computed by plain torch.
+"""Fakes of libraries for attention over a KV cache. They compute with plain torch.
 
-``asked`` receives what each call passed. Signatures are those of flash-attention 0251105a (flash_attn_interface.py and
+Each fake has the signatures, tensor layouts and restrictions of its library, and records its calls in the list
+``asked``. The signatures are those of flash-attention 0251105a (flash_attn_interface.py and
 hopper/flash_attn_interface.py), flashinfer 0.5.3 (decode.py, prefill.py, mla.py) and ROCm/aiter e4048607 (ops/mha.py,
 mla.py).
 """
@@ -14,7 +15,10 @@ from attention_fakes import install, pretend_versions, require
 
 
 def attention(q, k, v, scale, causal, out=None):
-    """One sequence: rows, heads, width. Masks are aligned to the bottom right."""
+    """Compute attention for one sequence. All tensors have the shape [tokens, heads, head dimension].
+
+    A causal mask is aligned to the bottom right.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = (each.float().repeat_interleave(group, 1) for each in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
@@ -25,25 +29,36 @@ def attention(q, k, v, scale, causal, out=None):
 
 
 def by_sequence(q, starts, tokens, scale, causal):
-    """Ragged queries; ``tokens`` gives keys and values of a sequence."""
+    """Compute attention for each sequence separately, and return the concatenated outputs.
+
+    ``q``: the queries of all sequences, one sequence after another. ``starts``: the index of the first query of each
+    sequence, and the total number of queries at the end. ``tokens``: a function that takes the index of a sequence and
+    returns its keys and values.
+    """
     starts = [int(each) for each in starts]
     rows = [slice(*pair) for pair in itertools.pairwise(starts)]
     return torch.cat([attention(q[each], *tokens(index), scale, causal) for index, each in enumerate(rows)])
 
 
 def paged(cache, pages, length):
+    """Return the first ``length`` tokens from these pages of the cache."""
     return cache[[int(page) for page in pages]].flatten(0, 1)[: int(length)]
 
 
 def int32(*tensors):
-    assert all(each.dtype == torch.int32 for each in tensors if each is not None), "tables are int32"
+    assert all(each.dtype == torch.int32 for each in tensors if each is not None), "lengths and tables must be int32"
 
 
 # -- FlashAttention ----------------------------------------------------------------------------------------------------
 
 
 def with_kvcache(q, k_cache, v_cache, lengths, table, starts, scale, causal, qv=None):
-    """Equal numbers of queries (batch, queries, heads, width), or ragged ones with ``starts``."""
+    """Compute attention over the cache, as ``flash_attn_with_kvcache`` does.
+
+    Without ``starts``, ``q`` has the shape [batch, queries, heads, head dimension]. With ``starts``, sequences may have
+    different numbers of queries (see ``by_sequence``). ``qv``: more columns of the queries, which are multiplied by the
+    values instead of the keys.
+    """
     if qv is not None:
         q, k_cache = torch.cat((q, qv), -1), torch.cat((k_cache, v_cache), -1)
     assert q.stride(-1) == k_cache.stride(-1) == v_cache.stride(-1) == 1
@@ -154,7 +169,7 @@ def flashinfer(monkeypatch, asked):
             backend="auto", jit_args=None,
         ):  # fmt: skip
             assert kv_layout == "NHD"
-            assert not float_workspace_buffer.any(), "must be initialized to 0"
+            assert not float_workspace_buffer.any(), "the workspace must be initialized to 0"
             asked.append({"tensor cores": use_tensor_cores, "graph": use_cuda_graph})
 
         def plan(
@@ -289,7 +304,7 @@ def aiter(monkeypatch, asked):
     return module
 
 
-#: By kernel: the vendor's fixture, a compute capability, and the library.
+#: By kernel: the fixture that simulates the vendor, the compute capability of the device, and the fake library.
 LIBRARIES = {
     "flash-attn-2-kvcache": ("cuda", (8, 0), flash_attn_2),
     "flash-attn-3-kvcache": ("cuda", (9, 0), flash_attn_3),

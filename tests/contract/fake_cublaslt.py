@@ -1,7 +1,7 @@
-"""libcublasLt over the host's memory, behind the real C signatures, so that ctypes converts every argument.
+"""A fake libcublasLt that multiplies matrices in the host's memory.
 
-It computes by columns from addresses, leading dimensions and attributes, as NVIDIA documents them, and shares nothing
-with the kernel but the signatures.
+It has the real C signatures, so ctypes converts every argument. It finds the column-major matrices from addresses,
+leading dimensions and attributes, as NVIDIA documents them. It shares only the signatures with the kernel under test.
 """
 
 import ctypes
@@ -24,7 +24,8 @@ DTYPES = {
 }
 FP4 = 33
 E2M1_MAGNITUDES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], dtype=torch.float64)
-#: cudaDataType of alpha by cublasComputeType_t and cudaDataType of D.
+#: The cudaDataType of alpha and beta, by the cublasComputeType_t and the cudaDataType of D. Other combinations need
+#: float32 (0).
 SCALE_TYPES = {(72, 10): 10, (72, 3): 0, (70, 1): 1}
 SCALARS = {0: c_float, 1: c_double, 10: c_int32}
 ATTRIBUTES = {3: c_int32, 4: c_int32, 17: c_uint64, 18: c_uint64, 25: c_int8, 31: c_int32, 32: c_int32}
@@ -38,8 +39,14 @@ def memory(address, dtype, count):
 
 
 class FakeCublasLt:
-    """``proposals``: of the heuristic. ``fails``: the status that a function returns, by its name. ``workspaces``:
-    bytes that a proposal needs. ``spoil``: changes D after each launch.
+    """A fake libcublasLt.
+
+    - ``proposals``: how many algorithms the heuristic proposes. ``workspaces``: the workspace in bytes that an
+      algorithm needs; the algorithms take these values in turn.
+    - ``fails``: the status that a function returns instead of running, by the name of the function.
+    - ``spoil``: a function that changes D after each matmul.
+    - ``alive``: the objects that are not destroyed yet, by address. ``launched``: the indices of the algorithms that
+      ran. ``asked``: the requests to the heuristic.
     """
 
     def __init__(self, version=130100, proposals=5, fails=(), workspaces=(0, 0, 4096)):
@@ -114,7 +121,7 @@ class FakeCublasLt:
         return 0
 
     def _read(self, address, layout, attributes, operand):
-        """op(A) or op(B) in float64, with its scales applied."""
+        """Return op(A) for operand 0, or op(B) for operand 1, in float64 and with its scales applied."""
         data_type, rows, columns, stride = self.alive[layout][1]
         if data_type == FP4:
             packed = memory(address, torch.uint8, stride * columns // 2)
@@ -127,7 +134,10 @@ class FakeCublasLt:
         return stored.t() if attributes[3 + operand] else stored
 
     def _scales(self, attributes, operand, k, rows):
-        """Those of a matrix stored as k x rows: along k, as all modes with blocks want it."""
+        """Return the scales of a matrix that is stored as k x rows, in a shape that broadcasts to the matrix.
+
+        K is the contiguous dimension, as all modes with blocks require.
+        """
         mode, address = attributes.get(31 + operand), attributes.get(17 + operand)
         if mode is None:
             return torch.ones(())
@@ -149,12 +159,12 @@ class FakeCublasLt:
 
     @property
     def descriptors(self):
-        """Those that were not destroyed, without handles."""
+        """The types of all descriptors that are not destroyed yet. Handles of the library are left out."""
         return [kind for kind, _, _ in self.alive.values() if kind]
 
 
 def install(monkeypatch, fake):
-    """Let torch's process have loaded this library."""
+    """Let mamf find the fake as the libcublasLt that torch has loaded, and return the fake."""
     from mamf.operations.matmul import cublaslt, cublaslt_library
 
     loaded = cublaslt_library.CublasLtLibrary(fake)

@@ -1,4 +1,4 @@
-"""What the simulated vendors offer, without installing them."""
+"""Read the interfaces of the simulated vendors without installing the simulations."""
 
 import inspect
 
@@ -6,7 +6,7 @@ import simulated_vendors
 
 
 class Installations:
-    """Stands in for monkeypatch: keeps what a simulated vendor would install, and installs nothing."""
+    """A stand-in for monkeypatch that records what a simulated vendor would install, but installs nothing."""
 
     def __init__(self):
         self.attributes = {}
@@ -25,12 +25,13 @@ class Installations:
 
 
 def installations(vendor):
+    """Return the attributes and modules that the simulation of this vendor would install."""
     kept = Installations()
     getattr(simulated_vendors, f"simulate_{vendor}")(kept, [])
     return kept
 
 
 def parameters(function):
-    """The names of a function's parameters, and whether each may be left out."""
+    """Return the name of each parameter of a function or signature, and whether the parameter has a default."""
     signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
     return [(each.name, each.default is not each.empty) for each in signature.parameters.values()]

@@ -1,6 +1,7 @@
-"""pynvml, amdsmi and pyhlml, as far as mamf asks them: the units are the libraries', each query can be refused.
+"""Simulate pynvml, amdsmi and pyhlml, as far as mamf calls them.
 
-Parameters, constants and keys are the libraries' own: test_vendor_interfaces.py holds them to vendor_interfaces.json.
+Values have the units of the real libraries, and a test can let any query fail. Parameters, constants and keys are those
+of the real libraries: test_vendor_interfaces.py compares the parameters and constants with vendor_interfaces.json.
 """
 
 import os
@@ -9,10 +10,14 @@ from types import SimpleNamespace
 
 
 class SimulatedLibrary:
-    """Answers by name. ``refused`` queries raise the library's error, ``missing`` ones an older release lacks."""
+    """A library with the functions in ``answers``.
+
+    A function in ``refused`` raises the library's error. A function in ``missing`` does not exist, as in an older
+    release. ``answered``: the last value that each function returned.
+    """
 
     error = RuntimeError
-    answers: dict = {}  # noqa: RUF012 each library's own, never changed
+    answers: dict = {}  # noqa: RUF012 each class has its own dict, which never changes
 
     def __init__(self, calls):
         self.calls = calls
@@ -40,11 +45,11 @@ class NVMLError(Exception):
 
 
 class NVMLLibraryMismatchError(Exception):
-    """What a query of several versions raises where the driver knows none of them: no kind of NVMLError."""
+    """The error of a query with several versions if the driver supports none of them. It is not an NVMLError."""
 
 
 def nvml_card(index, properties):
-    """One card's state: milliwatts, millijoules, megahertz, degrees Celsius."""
+    """Return the state of a card in NVML's units: milliwatts, millijoules, megahertz and degrees Celsius."""
     return SimpleNamespace(
         index=index,
         uuid=f"GPU-{properties.uuid}",
@@ -68,7 +73,7 @@ def nvml_card(index, properties):
 
 
 class SimulatedNvml(SimulatedLibrary):
-    """Numbered as the driver does: all cards, whatever CUDA_VISIBLE_DEVICES shows torch."""
+    """A simulated NVML. It numbers all cards, even those that CUDA_VISIBLE_DEVICES hides from torch."""
 
     NVMLError = error = NVMLError
     NVMLLibraryMismatchError = NVMLLibraryMismatchError
@@ -150,7 +155,10 @@ class AmdSmiTemperatureMetric(IntEnum):
 
 
 class SimulatedAmdSmi(SimulatedLibrary):
-    """Watts and megahertz, energy in counts of ``counter_resolution`` microjoules, the power cap in microwatts."""
+    """A simulated amdsmi, with power in watts, clocks in megahertz and the power cap in microwatts.
+
+    Energy is a number of counts, each of which is ``counter_resolution`` microjoules.
+    """
 
     AmdSmiException = error = AmdSmiException
     AmdSmiInitFlags = AmdSmiInitFlags
@@ -199,7 +207,7 @@ class HLMLError(Exception):
 
 
 class SimulatedHlml(SimulatedLibrary):
-    """Megahertz, milliwatts, degrees Celsius."""
+    """A simulated pyhlml, with clocks in megahertz, power in milliwatts and temperatures in degrees Celsius."""
 
     HLMLError = error = HLMLError
     answers = {  # noqa: RUF012

@@ -1,8 +1,8 @@
-"""Vendors' torch modules and libraries as mamf sees them: they record every call and answer in the vendors' own units.
+"""Simulated torch modules and libraries of vendors. They record every call, and answer in the vendor's units.
 
-What torch computes still runs on the CPU; only what a vendor's library would answer is made up here. A vendor's adapter
-gets a ``SimulatedTorch`` in place of torch. Torch itself is not changed: code inside it that looks for an accelerator,
-as optimizers do, finds what this machine really has and never calls a driver because of a simulated device.
+torch still computes on the CPU. Only the answers of vendors' libraries are made up here. A vendor's adapter gets a
+``SimulatedTorch`` in place of torch. The real torch does not change: code in it that looks for an accelerator, such as
+optimizers, finds the real devices of this machine, and never calls a driver because of a simulated device.
 """
 
 import sys
@@ -23,7 +23,7 @@ MILLISECONDS_BETWEEN_EVENTS = 2.0
 
 
 class FlushRecorder(TorchDispatchMode):
-    """Records each write of zeros over a buffer, which it leaves out: torch's own view of a flush."""
+    """A dispatch mode that records each ``zero_`` as a flush of the cache, and does not run it."""
 
     def __init__(self, calls):
         super().__init__()
@@ -37,7 +37,10 @@ class FlushRecorder(TorchDispatchMode):
 
 
 class SimulatedEvent:
-    """torch's event: elapsed_time is in milliseconds, and refused until the device has reached both ends."""
+    """A fake of torch's event.
+
+    ``elapsed_time`` returns milliseconds. It raises an error until the device has reached both events.
+    """
 
     def __init__(self, module):
         self.module = module
@@ -66,7 +69,7 @@ class SimulatedEvent:
 
 
 class SimulatedTorch:
-    """torch as one adapter sees it: simulated modules under their names, everything else from the real torch."""
+    """A fake torch for one adapter, with simulated modules. All other attributes are those of the real torch."""
 
     def __init__(self, **modules):
         vars(self).update(modules)
@@ -75,16 +78,19 @@ class SimulatedTorch:
         return getattr(torch, name)
 
     def install(self, monkeypatch, vendor):
-        """Give this torch to a vendor's adapter and to nothing else. Returns the backend class."""
+        """Replace torch in the adapter of a vendor and nowhere else. Return the backend class."""
         kind = load_backend_class(vendor)
         monkeypatch.setattr(sys.modules[kind.__module__], "torch", self)
-        # Let it allocate where this machine has memory.
+        # Let the adapter allocate tensors on the CPU, because the simulated device has no memory.
         monkeypatch.setattr(kind, "open_device", lambda self: torch.device("cpu"))
         return kind
 
 
 class SimulatedTorchModule:
-    """What torch.cuda, torch.xpu and torch.hpu have in common, for a list of devices' properties."""
+    """A simulated module with the functions that torch.cuda, torch.xpu and torch.hpu have in common.
+
+    ``devices``: the properties of each device.
+    """
 
     functions = (
         *("Event", "device_count", "empty_cache", "get_device_name", "get_device_properties", "is_available"),
@@ -99,7 +105,7 @@ class SimulatedTorchModule:
         self.allocated, self.reserved, self.peak = 3 * GB, 5 * GB, 4 * GB
 
     def namespace(self, **others):
-        """The module that an adapter finds in torch. A call of anything that is not simulated is an AttributeError."""
+        """Return the module that an adapter finds in torch. Any name that is not simulated raises AttributeError."""
         return SimpleNamespace(**{name: getattr(self, name) for name in self.functions} | others)
 
     def is_available(self):
@@ -122,12 +128,12 @@ class SimulatedTorchModule:
         self.reached = self.clock
 
     def _sleep(self, cycles):
-        """A kernel of known cycles, at 1 GHz."""
+        """Advance the clock like a kernel that spins for this many cycles at 1 GHz."""
         self.calls.append(("_sleep", cycles))
         self.clock += cycles * 1e-6
 
     def Event(self, enable_timing=False):
-        assert enable_timing, "an event that cannot time"
+        assert enable_timing, "an event without enable_timing cannot measure time"
         return SimulatedEvent(self)
 
     def mem_get_info(self, device):
@@ -144,7 +150,10 @@ class SimulatedTorchModule:
         return self.peak
 
     def memory_stats(self, device):
-        """Empty, as that of torch.cuda is before the first allocation; test_memory_of_a_launch.py fills it."""
+        """Return no statistics, as torch.cuda does before the first allocation.
+
+        test_memory_of_a_launch.py replaces this function.
+        """
         return {}
 
     def reset_peak_memory_stats(self, device):
@@ -155,7 +164,7 @@ class SimulatedTorchModule:
 
 
 def build_of_torch(**versions):
-    """torch.version of a build for these vendors only."""
+    """Return the ``torch.version`` of a torch that was built for these vendors only."""
     return SimpleNamespace(**dict.fromkeys(("cuda", "hip", "xpu")) | versions)
 
 
@@ -177,7 +186,7 @@ def h100(number=0, **changed):
 
 
 def simulate_cuda(monkeypatch, calls):
-    """Two H100, with NVML."""
+    """Simulate two H100 cards with NVML."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"):
         monkeypatch.delenv(name, raising=False)
     module = SimulatedTorchModule(calls, [h100(0), h100(1)])
@@ -195,7 +204,10 @@ def simulate_cuda(monkeypatch, calls):
 
 
 class SimulatedDriver:
-    """The driver's library, as ctypes loads it. ``context``: None without a current one. ``answer``: of recording."""
+    """A fake of the driver's library, as ctypes loads it.
+
+    ``context``: the current context; None if there is none. ``answer``: the status that ``cuCtxRecordEvent`` returns.
+    """
 
     def __init__(self, calls, context=0x5EED, answer=0):
         self.calls, self.context, self.answer = calls, context, answer
@@ -227,7 +239,7 @@ def mi300x(**changed):
 
 
 def simulate_rocm(monkeypatch, calls):
-    """One MI300X, with amdsmi."""
+    """Simulate one MI300X with amdsmi."""
     monkeypatch.delenv("PYTORCH_TUNABLEOP_ENABLED", raising=False)
     module = SimulatedTorchModule(calls, [mi300x()])
     tunable = SimpleNamespace(is_enabled=lambda: False)
@@ -249,7 +261,7 @@ def max_1550(**changed):
 
 
 def simulate_xpu(monkeypatch, calls):
-    """One stack of a Data Center GPU Max, as an older torch shows it: no sensors, no cache size."""
+    """Simulate one stack of a Data Center GPU Max with an older torch, which reports no sensors and no cache size."""
     module = SimulatedTorchModule(calls, [max_1550()])
     simulated = SimulatedTorch(version=build_of_torch(xpu="20250101"), xpu=module.namespace())
     kind = simulated.install(monkeypatch, "xpu")
@@ -258,7 +270,7 @@ def simulate_xpu(monkeypatch, calls):
 
 
 def simulate_hpu(monkeypatch, calls):
-    """One Gaudi 3 behind habana_frameworks, with pyhlml."""
+    """Simulate one Gaudi 3 with habana_frameworks and pyhlml."""
     monkeypatch.delenv("PT_HPU_LAZY_MODE", raising=False)
     module = SimulatedTorchModule(calls, [SimpleNamespace(name="GAUDI3")])
 
@@ -278,7 +290,7 @@ def simulate_hpu(monkeypatch, calls):
 
 
 def ascend(number=0, **changed):
-    """What torch_npu's properties have; they are of its C++ library."""
+    """Return device properties with the fields that the C++ library of torch_npu defines."""
     properties = {
         "name": "Ascend910B2",
         "total_memory": 64 * GB,
@@ -290,15 +302,18 @@ def ascend(number=0, **changed):
 
 
 def simulate_accelerator(monkeypatch, calls):
-    """Two devices of a vendor without an adapter, as torch_npu registers them; a load takes 30 ms of their clock."""
+    """Simulate two devices of a vendor without an adapter, as torch_npu registers them.
+
+    One call of the busy work takes 30 ms on the clock of the devices.
+    """
     module = SimulatedTorchModule(calls, [ascend(0), ascend(1, name="Ascend910B3")])
 
     def get_device_name(device_name=None):
-        """That of the current device, whatever it is asked for."""
+        """Return the name of the current device, whichever device is requested."""
         return module.devices[0].name
 
     def stream(device=None, priority=0, **kwargs):
-        """Nothing is launched in it."""
+        """Return a placeholder, because nothing is launched on the stream."""
         return SimpleNamespace()
 
     own = module.namespace(get_device_name=get_device_name, current_device=lambda: 0, Stream=stream)
@@ -313,13 +328,13 @@ def simulate_accelerator(monkeypatch, calls):
 
     reference_load = kind._make_busy_work_function
     monkeypatch.setattr(kind, "_make_busy_work_function", lambda self: load)
-    # Events advance the clock by themselves; the host reads it after them.
+    # The host reads the clock that events advance. A tiny share of real time makes each reading later than the last.
     monkeypatch.setattr(kind, "now", lambda self: module.clock * 1e-3 + time.perf_counter() * 1e-9)
     return SimpleNamespace(kind=kind, torch=simulated, module=module, own=own, reference_load=reference_load)
 
 
 def simulate_mps(monkeypatch, calls):
-    """An Apple GPU."""
+    """Simulate one Apple GPU."""
     module = SimpleNamespace(
         device_count=lambda: 1,
         synchronize=lambda: calls.append(("synchronize", None)),

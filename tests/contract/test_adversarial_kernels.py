@@ -1,4 +1,4 @@
-"""Broken and clever kernels on the CPU: none passes. Honest ones of all dtypes do, on random shapes."""
+"""Test verification on the CPU: broken and cheating kernels fail, and honest kernels of all dtypes pass."""
 
 import contextlib
 import random
@@ -32,7 +32,7 @@ CHANCE = random.Random(0)
 
 @pytest.fixture(autouse=True)
 def same_chance(monkeypatch):
-    """Draw the same in every run: faults, and what verification draws from fresh entropy."""
+    """Seed the faults, and the choices that verification draws from fresh entropy, so that every run is the same."""
     CHANCE.seed(0)
     monkeypatch.setattr(secrets, "randbits", CHANCE.getrandbits)
     monkeypatch.setattr(secrets, "randbelow", CHANCE.randrange)
@@ -57,7 +57,7 @@ def rehearsed(kernel, backend, problem, shape, sets=1):
 
 
 class Adversary(TorchMm):
-    """A matmul that ``multiply(a, b, c)`` runs."""
+    """A matmul kernel whose launches call ``multiply(a, b, c)``."""
 
     name = "adversary"
 
@@ -69,7 +69,7 @@ class Adversary(TorchMm):
 
 
 def after(spoil):
-    """An honest matmul, then ``spoil(c)``."""
+    """Return a function that computes an honest matmul, and then calls ``spoil(c)``."""
     return lambda a, b, c: spoil(torch.mm(a, b, out=c))
 
 
@@ -104,7 +104,7 @@ def round_operands(dtype):
 
 
 def compute_a_sample(a, b, c):
-    """The rows and columns that the run's seed would choose."""
+    """Compute only a sample of rows and columns. Verification used to choose this sample with the seed of the run."""
     chooser = random.Random(0)
     rows, columns = (sorted({0, size - 1, *chooser.sample(range(size), 14)}) for size in c.shape)
     c.zero_()
@@ -112,7 +112,7 @@ def compute_a_sample(a, b, c):
 
 
 class Lazy(torch.Tensor):
-    """Delays its matmul until the result is read."""
+    """A tensor that computes its matmul only when someone reads it."""
 
     @classmethod
     def __torch_function__(cls, function, types, args=(), kwargs=None):
@@ -142,7 +142,7 @@ FAULTS = {
 
 @pytest.mark.parametrize(("fault", "dtype"), [(name, dtype) for name, (_, of) in FAULTS.items() for dtype in of])
 def test_a_fault_is_found_in_the_first_verification(cpu, fault, dtype):
-    # A factor of half a rounding step of bfloat16 escapes a verification with a probability of 2.7 %.
+    # A verification misses a factor of 1.002, half a rounding step of bfloat16, with a probability of 2.7 %.
     verifications = 4 if (fault, dtype) == ("times 1.002", "bfloat16") else 1
     with pytest.raises(WrongResultError):
         for _ in range(verifications):
@@ -150,7 +150,10 @@ def test_a_fault_is_found_in_the_first_verification(cpu, fault, dtype):
 
 
 def test_a_fault_near_the_rounding_of_bfloat16_seldom_escapes(cpu):
-    """16 zeros in a row escaped 18 of 5,364 verifications, 0.3 %."""
+    """Check that at most 2 of 60 verifications miss 16 zeros in a row.
+
+    In a longer test, 18 of 5,364 verifications (0.3 %) missed them.
+    """
     escaped = 0
     for _ in range(60):
         with contextlib.suppress(WrongResultError):
@@ -175,7 +178,7 @@ def test_a_result_of_another_kind_is_refused(cpu, result, said):
 
 
 class Remembering:
-    """Gives back one of its first ``answers``, in turn, where it finds its output poisoned."""
+    """A matmul that remembers its first ``answers`` results, and then copies them in turn to poisoned outputs."""
 
     def __init__(self, answers):
         self.answers, self.known, self.given = answers, [], 0
@@ -189,7 +192,10 @@ class Remembering:
 
 
 class Idling:
-    """Multiplies only where it finds its output poisoned: right, and faster than anything between checks."""
+    """A matmul that multiplies only if its output is poisoned.
+
+    Its results are always right, and between checks it is faster than any honest kernel.
+    """
 
     def __call__(self, a, b, c):
         if c[0, 0].isnan():
@@ -217,7 +223,7 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
     monkeypatch.setattr(SustainedRegime, "max_settling_seconds", 0.02)
     started, problem = REGIMES[regime](cpu), product("float32")
     started.prepare_device()
-    # One launch an operand set: what rotates would need a memory for each.
+    # Use one operand set. If launches rotated over several, the cheats would have to remember results for each.
     monkeypatch.setattr(started, "choose_operand_set_count", lambda *arguments: 1)
     pool = cpu.make_operand_pool("normal", 0)
     row = measure_row(
@@ -230,10 +236,10 @@ def test_a_kernel_that_saves_itself_work_is_refused(cpu, monkeypatch, regime, ch
     ("checked", "others"),
     [
         ([1.0] * 4, [0.6] * 20),
-        ([1.0, 1.0, 1.0, 0.1], [0.1] * 20),  # a busy host slows some
+        ([1.0, 1.0, 1.0, 0.1], [0.1] * 20),  # a busy host slows some launches
         ([1.0] * 3, [0.1] * 20),
         ([1.0] * 9, []),
-        ([1.0] * 9, [0.1] * 2),  # the median launch is a checked one
+        ([1.0] * 9, [0.1] * 2),  # most launches are checked ones
     ],
 )
 def test_skipped_work_shows_in_every_checked_launch(checked, others):
@@ -243,7 +249,7 @@ def test_skipped_work_shows_in_every_checked_launch(checked, others):
 
 
 class TakesAName(TorchMm):
-    """A different matmul with the name of torch's."""
+    """A different kernel with the name of the registered kernel ``torch.mm``."""
 
 
 def test_a_class_by_path_cannot_take_a_registered_name():
@@ -256,7 +262,7 @@ def test_a_class_by_path_cannot_take_a_registered_name():
 
 
 def spoiled(kind, spoil):
-    """A kernel of a class whose launch is followed by ``spoil(c)``."""
+    """Return a kernel of the class ``kind`` that calls ``spoil(c)`` after each launch."""
 
     class Spoiled(kind):
         name = "spoiled"
@@ -310,7 +316,10 @@ def test_one_wrong_unit_of_an_int8_product_is_found(cpu):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "tf32", "float32", "float64", "int8", "mxfp8"])
 def test_honest_kernels_pass_on_random_shapes(cpu, dtype):
-    """Small and thin ones above all, where few entries are compared and rounding is least like a normal law."""
+    """Check mostly small and thin shapes.
+
+    For them, verification compares few entries, and rounding errors are least like a normal distribution.
+    """
     chance = random.Random(dtype)
     kernel = {"int8": IntMm(), "mxfp8": DequantizedMatmul()}.get(dtype, TorchMm())
     for count in range(30):
@@ -324,7 +333,10 @@ def test_honest_kernels_pass_on_random_shapes(cpu, dtype):
 
 
 def test_the_smallest_products_give_no_false_alarms(cpu):
-    """A (B x) may be short by chance: as the only scale it gave an alarm in one of 300 tests of this shape."""
+    """Check a shape for which the vector A (B x) may be short by chance.
+
+    When its length was the only scale of the error, 1 in 300 tests of this shape gave a false alarm.
+    """
     problem, shape = MatmulProblem("bfloat16", "bfloat16"), MatmulShape(2, 2, 64)
     for seed in range(200):
         prepared = TorchMm().prepare(cpu, problem, shape, cpu.make_operand_pool("normal", seed))
@@ -347,7 +359,10 @@ def test_signs_change_and_come_back_to_the_bit(dtype):
 
 
 def test_an_update_by_difference_costs_a_whole_product():
-    """Where all rows had the same signs, half of K was enough to correct the last result."""
+    """Check that flips of signs change every column of an operand.
+
+    When all rows had the same signs, a kernel could correct its last result with half of K.
+    """
     values = torch.ones(64, 256)
     signs = SignFlipper(values)
     for _ in range(8):
@@ -391,7 +406,7 @@ ATTENTION = AttentionShape.parse("b2h4kv2q256k256d32c")
 
 
 class Spoiling(SdpaMath):
-    """Attention whose results are ``spoil``ed: by name, batch, heads, sequence, width."""
+    """Attention that replaces each result by ``spoil(name, tensor)``, with tensors (batch, heads, sequence, width)."""
 
     name = "spoiling"
 
@@ -413,7 +428,7 @@ class Spoiling(SdpaMath):
 
 
 def zeroed_in_the_middle(name):
-    """128 rows of one head that is neither the first nor the last."""
+    """Return a ``spoil`` that zeroes 128 rows of one result, in one head that is neither the first nor the last."""
 
     def spoil(found, tensor):
         if found == name:
@@ -432,7 +447,7 @@ def test_a_tile_that_is_lost_in_any_head_is_found(cpu, name, direction, dtype):
     problem = AttentionProblem(dtype, direction)
     assert rehearsed(Spoiling(lambda name, tensor: tensor), cpu, problem, ATTENTION).verdict.ok
     if (name, direction) == ("o", "bwd"):
-        return  # the saved forward pass is no launch
+        return  # a launch of the backward pass does not compute o
     with pytest.raises(WrongResultError):
         rehearsed(Spoiling(zeroed_in_the_middle(name)), cpu, problem, ATTENTION)
 
@@ -456,7 +471,7 @@ def test_an_attention_that_remembers_its_answers_is_refused(cpu, direction):
 
 
 class Copying(SdpaMath):
-    """Remembers its first output, and copies to it the signs that columns of V have."""
+    """Attention that remembers its first output, and later only applies the sign changes of the columns of V to it."""
 
     name = "copying"
 
@@ -488,7 +503,10 @@ def test_an_attention_of_bfloat16_inside_is_no_float16(cpu):
 
 
 def test_an_honest_gradient_passes_whichever_rows_are_compared(cpu):
-    """Under a causal mask the first row of dQ is 0 but for rounding: it cannot be all that is compared."""
+    """Check that verification never compares only the first row of dQ.
+
+    With a causal mask, this row is 0 except for rounding errors.
+    """
     shape, problem = AttentionShape.parse("b1h2q64k64d32c"), AttentionProblem("float32", "bwd")
     ready = SdpaMath().prepare(cpu, problem, shape, cpu.make_operand_pool("normal", 0))
     for _ in range(200):

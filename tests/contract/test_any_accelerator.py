@@ -1,4 +1,4 @@
-"""The generic adapter: what it takes from a vendor's module, what it tries, and which timer it trusts."""
+"""Test the generic backend ``accelerator``: what it reads from a vendor's module, and which timer it chooses."""
 
 import sys
 from types import SimpleNamespace
@@ -37,7 +37,7 @@ def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator,
 def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
     xpu = load_backend_class("xpu")
     monkeypatch.setattr(xpu, "device_type", "npu")
-    assert status().unavailability is None  # that adapter finds no device
+    assert status().unavailability is None  # xpu finds no device here
     monkeypatch.setattr(xpu, "explain_unavailability", classmethod(lambda kind: None))
     assert str(status().unavailability) == "mamf has a backend for npu devices; use --backend xpu"
     with pytest.raises(UnavailableError, match="mamf has a backend for npu devices"):
@@ -105,7 +105,7 @@ def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, ca
 
 
 class Memory:
-    """A buffer whose writes take 1 ms each, and are waited for by who reads it."""
+    """A buffer on a simulated device. Each write takes 1 ms, and a read waits until all writes are done."""
 
     def __init__(self, module, waits):
         self.module, self.pending, self.waits = module, 0.0, waits
@@ -136,7 +136,7 @@ def test_a_synchronize_that_does_not_wait_is_refused(accelerator, monkeypatch, w
             reference_load(backend)
 
 
-# -- what is found by trying -------------------------------------------------------------------------------------------
+# -- features that the backend detects when it opens a device ----------------------------------------------------------
 
 
 def test_a_module_that_has_little_is_enough(accelerator, monkeypatch):

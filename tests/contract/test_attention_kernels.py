@@ -1,4 +1,4 @@
-"""Every attention kernel held to what it promises: those of libraries on fakes, torch's own on the CPU."""
+"""Test every attention kernel: those of libraries with fake libraries, and torch's own kernels on the CPU."""
 
 import math
 import sys
@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.usefixtures("use_one_torch_thread"),
 ]
-# SpargeAttn needs lengths of 128 and above.
+# SpargeAttention needs sequences of at least 128 tokens.
 FULL = "b2h4q160k160d64"
 CAUSAL = "b1h4q160k160d64c"
 GQA = "b1h4kv2q160k160d64c"
@@ -63,7 +63,7 @@ def prepared(kernel, backend, shape, problem=None, **options):
 
 
 def verdict_on_call(kernel, backend, problem, shape, call, covers_all_heads=True):
-    """The verdict on a call in place of the kernel's own."""
+    """Return the verdict on the result of ``call``, which replaces the kernel's own forward pass."""
     operands = kernel.view_operands(
         problem, shape, take_pool_buffers(backend.make_operand_pool(problem.data, 0), problem.list_buffers(shape))
     )
@@ -79,13 +79,13 @@ def verdict_of(kernel, backend, shape, problem=None):
 
 @pytest.fixture
 def asked():
-    """The options that a fake library was called with, launch by launch."""
+    """Return the list to which fake libraries append the options of each call."""
     return []
 
 
 @pytest.fixture
 def capability(monkeypatch):
-    """Set what torch says of the card."""
+    """Return a function that sets the compute capability that torch reports for the card."""
 
     def become(pair):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: pair)
@@ -95,7 +95,11 @@ def capability(monkeypatch):
 
 @pytest.fixture
 def library(request, monkeypatch, asked, capability):
-    """Install a kernel's fake library, or another, beside its vendor's fake device; the kernel and that device."""
+    """Return a function that installs the fake library of a kernel and simulates a device of its vendor.
+
+    The function returns the kernel and the backend of the device. ``fake``: a different library to install. ``card``:
+    a different compute capability. ``options``: options of the fake library.
+    """
 
     def open_with(kernel, fake=None, card=None, **options):
         vendor, its_card, its_fake = LIBRARIES[kernel]
@@ -114,13 +118,13 @@ def cpu():
 
 @pytest.fixture
 def uncompiled(monkeypatch):
-    """What is compiled runs as it is written."""
+    """Replace torch.compile: functions run as they are, without compilation."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
 
 
 @pytest.fixture
 def traced(monkeypatch):
-    """torch.compile as far as AOTAutograd."""
+    """Let torch.compile only trace functions with AOTAutograd, without generating code."""
     compile = torch.compile
 
     def trace(function, *, options=None, **kwargs):
@@ -130,7 +134,7 @@ def traced(monkeypatch):
     torch._dynamo.reset()
 
 
-# -- all of them -----------------------------------------------------------------------------------------------------
+# -- all kernels -----------------------------------------------------------------------------------------------------
 
 
 def test_every_entry_point_is_a_kernel_of_that_name():
@@ -156,7 +160,8 @@ def assert_actionable(reason):
     assert reason.reason
     assert "\n" not in str(reason)
     assert reason.remedy.startswith(COMMANDS), reason.remedy
-    if "has no" in reason.reason:  # not made for the device: neither is its nearest relative
+    # If a kernel does not exist for a device, the remedy is the kernel that runs on every device.
+    if "has no" in reason.reason:
         assert reason.remedy == "mamf attention --kernel sdpa"
 
 
@@ -206,7 +211,7 @@ def test_a_library_that_does_not_load_is_a_reason_with_a_command(library, monkey
     assert "installed but cannot be loaded" in reason.reason
     assert "second line" not in reason.reason
     assert_actionable(reason)
-    # Forcing a reinstallation of everything it depends on would replace torch.
+    # With --force-reinstall alone, pip would also reinstall the dependencies, and so replace torch.
     assert "--force-reinstall" not in reason.remedy or "--no-deps" in reason.remedy
 
 
@@ -220,7 +225,7 @@ def test_what_a_library_prints_on_import_does_not_reach_stdout(library, monkeypa
 
 
 def supported(kernel, backend):
-    """Shapes and problems that a kernel says it has."""
+    """Yield the problems and shapes that a kernel says it supports."""
     for dtype in set(kernel.dtypes) & {"bfloat16", "float32"}:
         for direction in ATTENTION_DIRECTIONS:
             problem = AttentionProblem(dtype, direction)
@@ -240,7 +245,7 @@ def test_a_library_is_called_rightly_in_all_that_its_kernel_supports(library, as
         ready = prepared(kernel, backend, shape, problem, sets=2)
         verdict = verified(ready)
         assert verdict.ok, (problem, shape, verdict)
-        # Gaudi's library has no version.
+        # Gaudi's library reports no version.
         assert name == "fused-sdpa" or verdict.details["library"].startswith(f"{kernel.distribution_name} ")
         before = len(asked)
         for launch in ready.launches:
@@ -375,7 +380,7 @@ def test_a_kernel_that_changes_its_operands_is_refused(library, monkeypatch):
 
 
 def as_int8(tensor, rows):
-    """Rounded to 255 steps of each block's largest value."""
+    """Round each block of ``rows`` rows to int8 values with one scale per block, and return the rounded values."""
     blocks = tensor.float().unflatten(2, (-1, rows))
     step = blocks.abs().amax((-2, -1), keepdim=True) / 127
     return ((blocks / step).round() * step).flatten(2, 3)
@@ -397,7 +402,7 @@ def test_the_tolerances_hold_what_quantisation_costs_and_not_three_times_that(cp
         products = weights.half().float() @ v.float() if name == "sage-1" else as_fp8(448 * weights) / 448 @ as_fp8(v)
         return (products / weights.sum(-1, keepdim=True)).to(q.dtype)
 
-    # Only verify is asked: no library is called.
+    # The test only verifies a result, so it needs no library.
     kernel.details = lambda *arguments: {}
     verdict = verdict_on_call(kernel, cpu, problem, shape, quantised)
     assert verdict.ok
@@ -438,7 +443,7 @@ def test_topk_skips_what_the_inputs_make_irrelevant_and_no_more(library, asked, 
     if "c" not in shape:
         assert verdict.details["sparsity"] == pytest.approx(1 - compute_attended_share(sparsity, keys), abs=1e-9)
     ready.launches[0]()
-    # Asking for the sparsity waits for the device, so a timed launch does not.
+    # A launch that returns the sparsity has to wait for the device, so timed launches do not ask for it.
     assert [options["return_sparsity"] for options in asked] == [False, True, False]
 
 
@@ -510,7 +515,10 @@ def test_torchs_own_are_right_in_each_direction(cpu, uncompiled, name, text):
 
 
 def test_a_compiled_backward_can_be_repeated(cpu, traced):
-    """Compiled, it would by default overwrite what its forward saved."""
+    """Check that a compiled backward pass can run twice.
+
+    By default, it would overwrite the tensors that the forward pass saved.
+    """
     kernel, problem = attention_kernel("compiled-eager"), AttentionProblem("float32", "bwd")
     with kernel.apply_settings(cpu, problem):
         ready = prepared(kernel, cpu, SMALL["gqa"], problem)
@@ -521,7 +529,11 @@ def test_a_compiled_backward_can_be_repeated(cpu, traced):
 
 @pytest.mark.parametrize("name", ["flex", "compiled-eager"])
 def test_every_shape_is_compiled_however_many_there_were(cpu, traced, name):
-    """Dynamo counts by code object: what is over its limit runs uncompiled, or not at all where that is refused."""
+    """Check that Dynamo's limit on compilations does not limit the number of shapes.
+
+    Dynamo counts how often it compiles a code object. Above its limit, it runs the code uncompiled, or raises an error
+    if ``fullgraph`` is set.
+    """
     kernel, problem = attention_kernel(name), AttentionProblem("float32")
     with torch._dynamo.config.patch(recompile_limit=1), kernel.apply_settings(cpu, problem):
         for length in (32, 48):
@@ -553,7 +565,7 @@ def not_causal(call):
 
 
 class Scaled(torch.autograd.Function):
-    """The tensor as it is, its gradient times a factor."""
+    """An identity function that multiplies the gradient by a factor."""
 
     @staticmethod
     def forward(context, tensor, factor):
@@ -573,7 +585,7 @@ def gradient_times(factor, position):
 
 
 class GradientOfOnes(torch.autograd.Function):
-    """The tensor as it is, with a gradient of ones."""
+    """An identity function that replaces the gradient by ones."""
 
     @staticmethod
     def forward(context, tensor):
@@ -639,7 +651,11 @@ def test_a_library_that_forgets_the_mask_is_refused(library, monkeypatch, name):
 
 @pytest.mark.parametrize(("zeroed", "least", "most"), [(0, 0.0, 0.02), (128, 0.2, 1.0)])
 def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, least, most):
-    """dV of a single query: a bfloat16 of few digits, times each probability, rounded to bfloat16."""
+    """Check the bound for dV of a single query, where the rounding errors of all keys may have the same sign.
+
+    dV is then each probability times dO, rounded to bfloat16. The dO of this test has few binary digits, so that
+    these rounding errors do not average out. Rows that the kernel did not write must still be found.
+    """
     torch.manual_seed(0)
     shape, short = AttentionShape(1, 1, 1, 1, 16384, 8, 8, False, None), 1 + 2.0**-7
     do = torch.full((1, 1, 1, 8), short, dtype=torch.bfloat16)
@@ -650,7 +666,10 @@ def test_products_of_short_numbers_may_be_rounded_alike_for_all_keys(zeroed, lea
 
 @pytest.mark.parametrize(("softmax_error", "zeroed", "is_wrong"), [(3e-6, 0, False), (0.0, 1, True)])
 def test_errors_of_the_softmax_are_alike_for_all_keys(softmax_error, zeroed, is_wrong):
-    """dV of many keys in float32. A row of P sums to 1 plus an error of the softmax, which adds up over all keys."""
+    """Check that an error of the softmax is accepted, although it adds up over all keys, and that a zero row is not.
+
+    With the error, each row of P sums to slightly more or less than 1.
+    """
     torch.manual_seed(0)
     shape = AttentionShape(1, 1, 1, 64, 16384, 8, 8, False, None)
     do, scores = torch.randn(1, 1, 64, 8), torch.randn(64, 16384) / 3
@@ -658,11 +677,14 @@ def test_errors_of_the_softmax_are_alike_for_all_keys(softmax_error, zeroed, is_
     dv = ((torch.softmax(scores, 1) * sums).T @ do[0, 0])[None, None]
     dv[:, :, 512 : 512 + zeroed] = 0
     error = compute_key_sum_error(shape, {"do": do}, {"dk": torch.zeros_like(dv), "dv": dv})
-    assert (error > 1.6e-4) == is_wrong  # the bound of a kernel in float32
+    assert (error > 1.6e-4) == is_wrong  # the error bound of kernels in float32
 
 
 class RoundedScores(torch.autograd.Function):
-    """Attention that rounds gradients of scaled scores to a dtype, as the memory-efficient kernel does."""
+    """An attention function that rounds the gradients of the scaled scores, as torch's memory-efficient kernel does.
+
+    ``dtype``: the dtype to which it rounds them.
+    """
 
     @staticmethod
     def forward(context, dtype, q, k, v):
@@ -683,7 +705,10 @@ class RoundedScores(torch.autograd.Function):
 
 @pytest.mark.parametrize(("rounded_to", "is_right"), [(torch.float16, True), (torch.float8_e5m2, False)])
 def test_float16_gradients_of_scores_may_be_subnormal(cpu, rounded_to, is_right):
-    """Over 60000 keys they are 1e-6, and float16 rounds them to multiples of 6e-8."""
+    """Check that rounding errors of subnormal float16 numbers are accepted, and that errors of 8-bit floats are not.
+
+    With 60,000 keys, the gradients of the scores are about 1e-6, and float16 rounds them to multiples of 6e-8.
+    """
     kernel, problem = attention_kernel("sdpa-math"), AttentionProblem("float16", "bwd", "uniform")
     call = partial(RoundedScores.apply, rounded_to)
     verdict = verdict_on_call(kernel, cpu, problem, shape_of("b1h1q8k60000d16"), call)

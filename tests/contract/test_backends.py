@@ -1,4 +1,6 @@
-"""Every registered backend against the contract, and what they all share: the order of a launch, memory, dtypes."""
+"""Test every registered backend against the contract, and the behavior that all backends share: the order of the
+calls in a launch, memory and dtypes.
+"""
 
 import sys
 import time
@@ -97,19 +99,21 @@ class TestMps(BackendContract):
 
 def test_every_registered_backend_is_held_to_the_contract():
     held = {kind.__name__.removeprefix("Test").lower() for kind in BackendContract.__subclasses__()}
-    # Of tpu no device can be opened (test_tpu.py).
+    # mamf never opens a tpu device (see test_tpu.py).
     assert held >= set(find_entry_points_by_name(BACKEND_GROUP)) - {"tpu"}
 
 
 @pytest.fixture(params=VENDORS)
 def vendor(request):
-    """Each simulated vendor in turn, its last device opened."""
+    """Return the backend of each simulated vendor in turn, opened on the last device of the vendor."""
     simulated = request.getfixturevalue(request.param)
     return simulated.kind(simulated.kind.count_devices() - 1)
 
 
 def timed_launches(backend, calls):
-    """The names of what one train of three launches makes of torch and of the vendor."""
+    """Run a train of three launches. Return the names of its calls of torch and of the vendor's module, in order, and
+    the seconds of each launch.
+    """
     calls.clear()
     checked = CheckedKernel(
         PreparedKernel([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0))
@@ -144,7 +148,8 @@ def test_events_in_milliseconds_become_seconds(name, request, calls):
 
 @pytest.mark.parametrize(
     ("name", "megabytes"),
-    # The Infinity Cache and Gaudi's are not told by the vendor's library; where nothing is known it is 256 MiB.
+    # The vendors' libraries do not report the sizes of the Infinity Cache (rocm) and of Gaudi's cache (hpu), so mamf
+    # has tables of them. If the size of the cache is unknown (xpu, mps), a flush writes 256 MiB.
     [("cuda", 2 * 50), ("rocm", 2 * 256), ("hpu", 2 * 96), ("xpu", 256), ("mps", 256)],
 )
 def test_a_flush_is_twice_the_last_level_cache(name, megabytes, request, calls, flush_cache):
@@ -222,7 +227,7 @@ def test_the_cpu_keeps_freed_memory_so_that_rates_do_not_depend_on_earlier_work(
     monkeypatch.setattr(cpu_module.ctypes, "CDLL", lambda name: library)
     open_backend("cpu")
     assert given == [(-3, 32 << 20), (-1, 64 << 20)]
-    monkeypatch.setattr(cpu_module.ctypes, "CDLL", lambda name: SimpleNamespace())  # no glibc, such as on macOS
+    monkeypatch.setattr(cpu_module.ctypes, "CDLL", lambda name: SimpleNamespace())  # no glibc, as on macOS
     open_backend("cpu")
 
 
@@ -240,7 +245,10 @@ def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch, error):
 
 
 def test_bits_of_what_a_launch_returned_are_told_apart():
-    """One bit of one tensor changes it; what is no tensor has none."""
+    """Check that equal results have equal digests, and that even the sign of zeros changes a digest.
+
+    A result without tensors has no digest.
+    """
     backend = load_backend_class("cpu")(0)
     first, second = torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(2)
     digest = backend.compute_digest((first.t(), second))

@@ -1,4 +1,4 @@
-"""Every bandwidth kernel held to what it promises: torch's own on the CPU, Triton's where it can be had."""
+"""Test the bandwidth kernels: torch's on the CPU, and Triton's in Triton's interpreter if Triton is installed."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
 pytestmark = pytest.mark.usefixtures("use_one_torch_thread")
 SHAPE = BandwidthShape(2**18)
-#: No whole number of blocks, of words or of alignments.
+#: Not a multiple of the size of a block, of 16 bytes or of the alignment.
 ODD = BandwidthShape(2**18 + 8)
 DTYPES = ("float32", "float16", "bfloat16")
 
@@ -31,7 +31,7 @@ def prepared(kernel, backend, problem, shape=SHAPE, **options):
 
 
 class AllButOne(TorchFunctions):
-    """Leaves out the last element."""
+    """A kernel that leaves out the last element of each array."""
 
     def bind_operands(self, backend, problem, arrays):
         launch, output, times = super().bind_operands(
@@ -41,7 +41,7 @@ class AllButOne(TorchFunctions):
 
 
 class Lazy(TorchFunctions):
-    """Works once and never again."""
+    """A kernel that works only in the first launch with each operand set."""
 
     def bind_operands(self, backend, problem, arrays):
         launch, *rest = super().bind_operands(backend, problem, arrays)
@@ -55,7 +55,7 @@ class Lazy(TorchFunctions):
 
 
 class Meddling(TorchFunctions):
-    """Changes an operand after it was read."""
+    """A kernel that changes an operand after reading it."""
 
     def bind_operands(self, backend, problem, arrays):
         launch, *rest = super().bind_operands(backend, problem, arrays)
@@ -68,7 +68,7 @@ class Meddling(TorchFunctions):
 
 
 class OneSet(TorchFunctions):
-    """Serves the first operand set whichever is asked for."""
+    """A kernel that uses the first operand set in every launch."""
 
     def bind_operands(self, backend, problem, arrays):
         if not hasattr(self, "first"):
@@ -117,7 +117,7 @@ def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
     assert "float16" in row.reason
 
 
-# -- as it is measured -------------------------------------------------------------------------------------------------
+# -- measured rows -----------------------------------------------------------------------------------------------------
 
 
 def measured(kernel, backend, problem, regime=BurstRegime, shape=SHAPE):
@@ -167,7 +167,7 @@ print("right")
 
 
 def test_passes_in_triton_are_right_when_interpreted():
-    """As Python, in a process of its own: Triton reads what to do when it is imported."""
+    """Run the Triton kernels as Python in a separate process, because Triton reads TRITON_INTERPRET on import."""
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -1,4 +1,4 @@
-"""Kernels of batched and grouped matmuls on the CPU: right results pass, each way of being wrong is caught."""
+"""Test the kernels of batched and grouped matmuls on the CPU: right results pass, and wrong results are caught."""
 
 import pytest
 import torch
@@ -84,14 +84,14 @@ class AllButTheLast(Bmm):
 
 
 class FirstWeights(MatmulLoop):
-    """Multiplies every expert's tokens with the weights of the first."""
+    """A grouped matmul that multiplies the tokens of every expert with the weights of the first expert."""
 
     def bind_operands(self, a, b, c, tokens):
         return super().bind_operands(a, b[:1].expand(b.shape), c, tokens)
 
 
 class Shifted(MatmulLoop):
-    """Gives the second expert a token of the first."""
+    """A grouped matmul that gives a token of the first expert to the second."""
 
     def bind_operands(self, a, b, c, tokens):
         first, second, *others = tokens
@@ -118,17 +118,17 @@ def test_products_that_are_left_out_or_mixed_up_are_caught(backend, kernel, prob
     assert not verified(prepared(backend, kernel(), problem, shape)).ok
 
 
-# -- fp8 by rows, which no torch multiplies on a CPU -------------------------------------------------------------------
+# -- fp8 with a scale for each row, which torch cannot multiply on a CPU -----------------------------------------------
 
 
 def simulated_scaled_grouped_mm(
     a, b, scale_a, recipe_a, scale_b, recipe_b, offs=None, output_dtype=torch.bfloat16, use_fast_accum=False
 ):
-    """As torch's CUDA code checks its operands, computed expert by expert."""
+    """Check the operands as torch's CUDA code does, and multiply expert by expert."""
     assert recipe_a == recipe_b == torch.nn.functional.ScalingType.RowWise
     assert a.dtype == b.dtype == torch.float8_e4m3fn
     assert (scale_a.shape, scale_b.shape) == ((a.shape[0],), (b.shape[0], b.shape[2]))
-    assert b.stride(-2) == 1, "B is transposed"
+    assert b.stride(-2) == 1, "B must be transposed"
     assert offs.dtype == torch.int32
     output = torch.empty(a.shape[0], b.shape[2], dtype=output_dtype)
     begin = 0

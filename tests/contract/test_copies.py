@@ -1,4 +1,4 @@
-"""Copies between memories: what they count, and that every byte arrives."""
+"""Test the operation ``copies``: the contract of its kernel, and that a wrong byte is found."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""cuBLASLt's proposals, on a simulated H100 with a libcublasLt that computes on the host."""
+"""Test the cuBLASLt kernels on a simulated H100, with a fake libcublasLt that computes on the host."""
 
 import ctypes
 import gc
@@ -37,7 +37,7 @@ NARROW = [
     ("int8", "int8"),
     *((dtype, out) for dtype in ("float8_e4m3fn", "float8_e5m2") for out in ("bfloat16", "float16", "float32")),
 ]
-#: Searches anew, whatever was found before.
+#: ``load_cublaslt`` without its cache, so that each call searches for the library.
 load = cublaslt_library.load_cublaslt.__wrapped__
 FORMATS = ("fp8_rowwise", "fp8_1x128_128x128", "fp8_1x128_1x128", "mxfp8", "nvfp4")
 
@@ -155,7 +155,11 @@ def test_wrong_int8_outputs_are_found(h100, library, data, spoil):
 
 
 def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
-    """Integers of -2 to 2 have exact sums, half of them odd: with this K their scale is 1/2."""
+    """Check that int8 outputs halfway between two integers may be rounded up or down. Larger errors are wrong.
+
+    The operands are integers from -2 to 2, so all sums are exact, and half of the sums are odd. With this K the output
+    scale is 1/2, so the output of an odd sum is halfway between two integers.
+    """
     problem = MatmulProblem("int8", "int8", data="integers")
     shape = MatmulShape(64, 64, 256)
     assert problem.compute_output_scale(shape.k) == 0.5
@@ -164,7 +168,8 @@ def test_int8_outputs_may_round_to_either_side_only_halfway(h100, library):
     a = flat.take_buffer("a", 64 * 256, "int8").view(64, 256).double()
     b = flat.take_buffer("b", 64 * 256, "int8").view(64, 256).double()
     halves = (a @ b.t()) / 2
-    library.spoil = lambda output: output.copy_(torch.floor(halves + 0.5).t().to(torch.int8))  # halves up, not to even
+    # Halves are rounded up, not to even.
+    library.spoil = lambda output: output.copy_(torch.floor(halves + 0.5).t().to(torch.int8))
     result = ready.launches[0]()
     assert ready.verify_whole_output(0, result).ok
     assert ready.verify(0, result).ok
@@ -223,8 +228,8 @@ def test_what_a_search_tries(h100):
     assert names("bfloat16") == ["torch.mm", "cublaslt"]
     assert names("int8", "int32") == ["int_mm", "cublaslt"]
     assert names("float8_e4m3fn") == ["scaled_mm", "cublaslt"]
-    assert names("mxfp8")[-1] == "cublaslt-scaled", "after F.scaled_mm, which early releases of torch lack"
-    # No function that models call writes int8.
+    assert names("mxfp8")[-1] == "cublaslt-scaled", "it must come after F.scaled_mm, which early releases of torch lack"
+    # None of the torch functions that models call has int8 outputs.
     assert names("int8", "int8") == ["cublaslt"]
 
 
@@ -266,7 +271,11 @@ def test_a_status_is_a_reason(cuda, monkeypatch, function, status, expected):
 
 @pytest.fixture
 def files(monkeypatch):
-    """Libraries by the path that opens them, in place of those of this machine."""
+    """Return a dict of libraries by path. ctypes can load these libraries and no others.
+
+    Each value is a library and whether the process has already loaded it. Such a library can only be opened with the
+    mode RTLD_NOLOAD.
+    """
     found = {}
 
     def open_library(path, mode=ctypes.DEFAULT_MODE):

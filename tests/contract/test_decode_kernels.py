@@ -1,4 +1,7 @@
-"""Every kernel over a cache against the float64 reference: libraries' on fakes, torch's own on the CPU."""
+"""Test every kernel of decode attention against the float64 reference.
+
+Kernels of libraries run on fake libraries, and torch's own kernels run on the CPU.
+"""
 
 import sys
 import warnings
@@ -32,7 +35,7 @@ PAGED, PAGED_RAGGED = "b2h8kv2q1c300d64p16", "b3h8kv2q1c300td64p16"
 FEW, FEW_RAGGED = "b2h8kv2q4c300d64p256", "b3h8kv2q5c300ud64p256"
 PROMPTS, PAGED_PROMPTS = "b3h8kv2q90c90ud64", "b3h8kv2q90c90ud64p16"
 LATENT, FEW_LATENT = "b2h16kv1q1c200d576v512lp64", "b2h16kv1q3c200td576v512lp64"
-#: Shapes that each library supports, with what of it was called for them.
+#: For each kernel and some shapes that it supports: the name that the fake library records when it is called.
 CALLS = {
     "flash-attn-2-kvcache": {ONE: "kvcache", RAGGED: "varlen", FEW: "kvcache", FEW_RAGGED: "varlen", PROMPTS: "varlen"},
     "flash-attn-3-kvcache": {
@@ -52,7 +55,7 @@ CALLS = {
     "aiter-kvcache": {PAGED: "prefill", PAGED_RAGGED: "prefill", FEW_RAGGED: "prefill", PAGED_PROMPTS: "prefill"},
     "aiter-mla": {LATENT: "mla", FEW_LATENT: "mla"},
 }
-#: And what they say of others.
+#: For each kernel and some shapes that it does not support: a part of the reason that it gives.
 REFUSALS = {
     "flash-attn-2-kvcache": {
         PAGED: "does not support pages of 16 tokens: use a multiple of 256",
@@ -86,7 +89,10 @@ def asked():
 
 @pytest.fixture
 def library(request, monkeypatch, asked):
-    """Install a kernel's fake library beside its vendor's fake device; the kernel and that device."""
+    """Return a function that installs a kernel's fake library and the vendor's fake device.
+
+    The function returns the kernel and the device.
+    """
 
     def open_with(kernel):
         vendor, capability, fake = LIBRARIES[kernel]
@@ -155,7 +161,7 @@ def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
     ready = prepared(kernel, backend, PAGED, sets=3)
     planned = asked.count("plan")
     verdict = verified(ready)
-    assert asked.count("plan") == planned == 2, "once to compile, once to time it, for all layers"
+    assert asked.count("plan") == planned == 2, "plan once to compile and once to time it, and never in a launch"
     assert verdict.details["planning_us"] >= 0
     assert {"tensor cores": True, "graph": False} in asked
 
@@ -190,7 +196,7 @@ def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
 def test_flex_attention_says_on_a_cpu_that_it_is_uncompiled_and_torch_does_not(cpu, recwarn):
     kernel = prepared(decode_kernel("flex-kvcache"), cpu, "b2h8kv2q1c300d64p128")
     assert verified(kernel).details["ran"] == "uncompiled, as always on a CPU"
-    warnings.warn("flex_attention called without torch.compile() is slow", stacklevel=1)  # torch does so only once
+    warnings.warn("flex_attention called without torch.compile() is slow", stacklevel=1)  # torch itself warns only once
     assert not [warning for warning in recwarn if "flex_attention" in str(warning.message)]
 
 
@@ -205,7 +211,7 @@ def test_a_cache_that_does_not_fit_is_out_of_memory_in_a_line(cpu):
 
 
 class Reads(SdpaKvcache):
-    """Plain attention over the tokens that ``positions`` gives of each sequence, with a fault."""
+    """A kernel of decode attention that computes one sequence after another, and has a fault if one is given."""
 
     name = "reads"
     supports_pages = supports_ragged_lengths = True
@@ -271,7 +277,11 @@ def test_a_wrong_launch_is_found(fault, cpu):
 
 
 def with_graphs(skips=()):
-    """A CPU, guarded as in a run, whose graphs replay launches in turn into the same memory, some of them not."""
+    """Return a CPU backend with graphs, guarded as in a run.
+
+    A replay repeats the launches in order, and writes their results to the same memory. It leaves out the launches with
+    the numbers in ``skips``.
+    """
 
     class Graphs(load_backend_class("cpu")):
         has_graphs = True

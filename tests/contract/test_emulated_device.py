@@ -1,7 +1,7 @@
-"""Commands on a device that no file of mamf names: torch knows it as PrivateUse1 (emulated/emulated_device.py).
+"""Test mamf commands on an emulated device that no file of mamf names (emulated/emulated_device.py).
 
-torch loads it by its entry point, in processes of its own, as it loads a vendor's package. ``python -m pytest -m
-emulated`` runs these tests.
+torch knows the device as PrivateUse1. Each command runs in a separate process, where torch loads the device by its
+entry point, as it loads a vendor's package. Run these tests with ``python -m pytest -m emulated``.
 """
 
 import json
@@ -22,7 +22,8 @@ pytestmark = [
 ]
 SOURCES = Path(__file__).parent / "emulated"
 SMALL = "128x128x128"
-# The emulated device computes on the host: few shapes in a find, and brief measurements of its traits.
+# The emulated device computes on the host, which is slow. So let ``mamf find`` try few shapes, and measure the device's
+# traits only briefly.
 BRIEFLY = """
 import sys
 from mamf.cli import main
@@ -36,7 +37,7 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The environment of a process in which the device's package is installed."""
+    """Return the environment variables of a process in which the package of the emulated device is installed."""
     folder = tmp_path_factory.mktemp("installed") / "emulated_device-1.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: emulated-device\nVersion: 1\n")
@@ -48,6 +49,8 @@ def installed(tmp_path_factory):
 
 @pytest.fixture
 def mamf(installed, tmp_path):
+    """Return a function that runs a mamf command with the emulated device. ``briefly``: see BRIEFLY."""
+
     def run(*arguments, briefly=True):
         start = ["-c", BRIEFLY] if briefly else ["-m", "mamf"]
         return subprocess.run(
@@ -100,7 +103,8 @@ def test_attention(mamf):
 
 def test_node(mamf):
     done = mamf("node", "--backend", "accelerator", "--budget", "3s", "--dtype", "fp32", "--output-folder", "n")
-    # A busy host leaves no time for every ceiling: that is unknown, and nothing else may be wrong.
+    # On a busy host there may not be enough time for every ceiling, which makes the verdict UNKNOWN (exit code 3). A
+    # CRITICAL verdict would be a bug.
     assert done.returncode in (0, 1, 3) and "CRITICAL" not in done.stdout, done.stdout + done.stderr
     assert "device 0" in done.stdout
     header, measured = rows(next((mamf.folder / "n").glob("*find.jsonl")))
@@ -109,7 +113,10 @@ def test_node(mamf):
 
 
 def test_profile_waits_for_the_device(mamf):
-    """The model is on the CPU, because torch cannot make parameters on the emulated device."""
+    """Profile a script on a machine with the emulated device.
+
+    The model is on the CPU, because torch cannot make parameters on the emulated device.
+    """
     (mamf.folder / "train.py").write_text(
         "import torch\n"
         "model = torch.nn.Linear(64, 64)\n"

@@ -1,4 +1,4 @@
-"""Backends, kernels and operations that break their contracts: each is named with its fault, and it alone is out."""
+"""Test faulty backends, kernels and operations: mamf names the plugin and its fault, and skips only this plugin."""
 
 import dataclasses
 import inspect
@@ -35,7 +35,7 @@ class FaultyMatmul(SimulatedMatmul):
 
 
 class DefaultMatmul(SimulatedMatmul):
-    """What is chosen where nothing is asked for."""
+    """A correct kernel that mamf chooses if the user names none."""
 
     is_default = True
 
@@ -50,7 +50,7 @@ class FaultyProblem(BandwidthProblem):
 
 
 class FaultyKernel(SimulatedBandwidth):
-    """Of the faulty operation, and right."""
+    """A correct kernel of the faulty operation."""
 
     name = "right"
     operation = "faulty"
@@ -74,7 +74,10 @@ POINTS = {
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    """The plugins as an installed distribution declares them, beside mamf's own operations."""
+    """Register the plugins in POINTS, as an installed distribution would, in addition to mamf's own operations.
+
+    Also shorten every run.
+    """
     others = discovery.find_entry_points
 
     def points(group):
@@ -82,7 +85,7 @@ def installed(monkeypatch):
         return [*own, *(others(group=group) if group == discovery.OPERATION_GROUP else [])]
 
     monkeypatch.setattr(discovery, "find_entry_points", points)
-    # What takes a tenth of a second of every run, and no part in it.
+    # Replace steps that take a tenth of a second in every run and do not matter here.
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
     monkeypatch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     monkeypatch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 8)
@@ -98,7 +101,7 @@ def raises(*arguments, **keywords):
 
 
 def interrupted(kind, method):
-    """The method, within which somebody presses Ctrl-C."""
+    """Return the method of ``kind``, changed so that it raises SIGINT (Ctrl-C) first."""
     right = inspect.getattr_static(kind, method)
 
     def press(*arguments, **keywords):
@@ -122,7 +125,7 @@ FAULTS = {
     "None": gives(None),
     "NaN": gives(math.nan),
 }
-#: Whatever they return is not looked at.
+#: Methods with a return value that mamf ignores.
 RETURN_NOTHING = (
     "synchronize",
     "submit",
@@ -282,7 +285,7 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
         assert read_run_log(path).is_truncated is False
 
 
-# -- what exactly is said ----------------------------------------------------------------------------------------------
+# -- exact messages ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -342,7 +345,7 @@ def test_the_line_says_whose_fault_it_is_and_what(run, monkeypatch, kind, method
 
 
 def clock(right_for, then):
-    """A ``now`` that is right so many times; ``then`` makes what it gives of the last time that was right."""
+    """Return a method ``now`` that is right ``right_for`` times, and returns ``then(last right time)`` from then on."""
     right, given = SimulatedBackend.now, []
 
     def now(self):
@@ -369,7 +372,7 @@ def clock(right_for, then):
 )
 def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime, then, told):
     monkeypatch.setattr(FaultyBackend, "now", clock(30, then))
-    monkeypatch.setattr(FaultyBackend, "burst_traits", Backend.burst_traits)  # which warm in
+    monkeypatch.setattr(FaultyBackend, "burst_traits", Backend.burst_traits)  # these traits include a warm-in
     large = [word.replace("1024", "8192") for word in SWEEP[1:]]
     code, out, err = run("sweep", "--regime", regime, *large)
     log = read_run_log(tmp_path / "run.jsonl")
@@ -378,11 +381,11 @@ def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, r
     assert log.summary is not None
 
 
-# -- exceptions that are not an Exception ------------------------------------------------------------------------------
+# -- exceptions of unusual classes -------------------------------------------------------------------------------------
 
 
 class Own(BaseException):
-    """What no library of Python's knows."""
+    """An exception that does not derive from Exception and that no library knows."""
 
 
 class Mute(Exception):
@@ -401,7 +404,10 @@ OTHER = [*MATMUL[:3], "--m", "1024", "512", *MATMUL[5:], "faulty"]
 
 
 def breaks(monkeypatch, place, error):
-    """The faulty kernel raises in some place, at one of two shapes."""
+    """Let the faulty kernel raise ``error`` for the shape with M = 1024, and work for other shapes.
+
+    ``place``: where it raises the error: in ``prepare``, or in this attribute of the prepared kernel.
+    """
     prepare = SimulatedMatmul.prepare
 
     def fails(*arguments):
@@ -434,7 +440,7 @@ def test_what_a_kernel_raises_costs_its_own_row_whatever_it_is(run, monkeypatch,
     }
     assert "\x1b" not in out
     code, out, err = run(*RUN[:-1], "1024x1024x1024")
-    if "KeyboardInterrupt" not in reason:  # 'mamf run' leaves signals to what debugs it
+    if "KeyboardInterrupt" not in reason:  # 'mamf run' leaves signals to the debugger that runs it
         assert (code, out, err.count("\n")) == (1, "", 1)
         assert escape_invisible_characters(reason) in err
 
@@ -452,7 +458,7 @@ def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch
         breaks(monkeypatch, "prepare", RuntimeError())
     code, _, err = run(*OTHER)
     told = f" is broken: {method} raised {describe_error(error)}"
-    if method == "explain_unsupported_problem":  # asked before there is a log
+    if method == "explain_unsupported_problem":  # mamf calls it before there is a log
         assert (code, err.count("\n")) == (2, 1)
         assert escape_invisible_characters(told[:900]) in err
     else:
@@ -524,7 +530,7 @@ def test_memory_that_is_gone_at_the_first_product_is_said(run, monkeypatch):
     assert "the first matmul failed (1024x1024x1024, kernel simulated.mm, backend faulty)" in err
 
 
-# -- it alone is out ---------------------------------------------------------------------------------------------------
+# -- only the faulty plugin is skipped ---------------------------------------------------------------------------------
 
 BROKEN_MODULES = {
     "a missing library": "raise OSError('libmissing.so.1: cannot open shared object file')",
@@ -536,7 +542,7 @@ BROKEN_MODULES = {
 
 @pytest.fixture(params=BROKEN_MODULES)
 def broken(request, tmp_path, monkeypatch):
-    """Registered kernels of matmul and of attention, and a backend, whose modules cannot be loaded."""
+    """Register matmul and attention kernels, a backend and an operation from a module that cannot be loaded."""
     folder = tmp_path / "site"
     folder.mkdir()
     (folder / "mamf_broken.py").write_text(BROKEN_MODULES[request.param])
@@ -647,5 +653,5 @@ def public(kind):
     ("contract", "methods"), [(Backend, BACKEND_METHODS), (Kernel, KERNEL_METHODS), (Operation, OPERATION_METHODS)]
 )
 def test_every_method_of_a_contract_is_in_the_table(contract, methods):
-    """Whoever adds one adds it here."""
+    """Check that the lists of methods above are complete, so that new methods get tested too."""
     assert public(contract) <= {*methods, "burst_traits", "sustained_traits"}

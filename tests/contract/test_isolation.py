@@ -1,4 +1,7 @@
-"""A process that never imports a kernel checks it. Here that process is a thread, which speaks over the same pipes."""
+"""Test the check of a kernel by a fresh process that never imports the kernel.
+
+In most tests, a thread takes the place of the fresh process, and also communicates over pipes.
+"""
 
 import os
 import subprocess
@@ -30,7 +33,7 @@ SHAPE = MatmulShape(96, 80, 64)
 
 
 class Own(TorchMm):
-    """An honest matmul."""
+    """An honest matmul kernel, which the tests load by path."""
 
     name = "own"
 
@@ -52,7 +55,7 @@ class OwnAttention(SdpaMath):
 
 
 class Passing(Own):
-    """Writes zeros, and replaces the check of the process that measures it."""
+    """A matmul that writes zeros, and replaces the verification in the process that measures it."""
 
     name = "passing"
 
@@ -62,13 +65,13 @@ class Passing(Own):
 
 
 class Judging(Own):
-    """Writes zeros, and brings its own check."""
+    """A matmul that computes nothing, and replaces its verification by one that accepts every result."""
 
     name = "judging"
 
     def prepare(self, *arguments):
         ready = super().prepare(*arguments)
-        launches = [lambda: time.sleep(1e-5) for _ in ready.launches]  # an empty launch is implausibly fast
+        launches = [lambda: time.sleep(1e-5) for _ in ready.launches]  # an empty launch would be implausibly fast
         return replace(
             ready, launches=launches, verify=lambda index, result: Verdict(0.0, 1.0), verify_whole_output=None
         )
@@ -90,7 +93,7 @@ class Ending(Own):
 
 @pytest.fixture(autouse=True)
 def process(monkeypatch):
-    """Starts threads in place of processes, and counts them."""
+    """Start threads in place of checking processes. Return the list of started threads."""
     monkeypatch.setattr(CheckedKernel, "_record_verdict", CheckedKernel._record_verdict)
     monkeypatch.setattr(isolated, "_TRIAL_TARGET_SECONDS", 1e-3)
     started, opened = [], []
@@ -169,7 +172,7 @@ def test_registered_kernels_are_checked_here_unless_asked(process):
 
 
 def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
-    """Virtual: the launches of the fresh process take three times what the row says."""
+    """Use a virtual clock, by which the launches take three times as long as the row says."""
     ticks = iter(range(100))
     monkeypatch.setattr(isolated, "time", SimpleNamespace(perf_counter=lambda: 3.0 * next(ticks)))
     monkeypatch.setattr(isolated, "_TRIAL_TARGET_SECONDS", 1.0)
@@ -179,7 +182,7 @@ def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
         "slow": "100 launches take 3 s by the clock of the checking process, 3 times the reported time"
     }
     assert sent == 3 * [{"launches": 100}]
-    assert isolated._check_reported_time(channel, 1.5) == {}  # a launch of 3 s, at half the clock of a burst
+    assert isolated._check_reported_time(channel, 1.5) == {}  # the device may run at half its burst clock
     assert sent[3:] == [{"launches": 1}]
 
 

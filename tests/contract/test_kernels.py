@@ -1,4 +1,4 @@
-"""Every kernel on a real device, the CPU: right results pass, each way of being wrong is caught."""
+"""Test every matmul kernel on a real device, the CPU: right results pass, and wrong results of every kind are found."""
 
 import itertools
 
@@ -36,7 +36,10 @@ def prepared(backend, name, problem, shape=SHAPE, **options):
 
 
 def is_refused(name, dtype, out_dtype):
-    """Whether torch cannot do it on this CPU: before 2.8 no 8-bit float, with AMX no float8_e4m3fnuz."""
+    """Return whether torch refuses this case on this CPU.
+
+    Before torch 2.8, CPUs have no 8-bit floats. A CPU with AMX has no float8_e4m3fnuz.
+    """
     try:
         prepared(open_backend("cpu"), name, MatmulProblem(dtype, out_dtype)).launches[0]()
     except Exception as error:
@@ -46,7 +49,7 @@ def is_refused(name, dtype, out_dtype):
 
 REFUSED = [case for case in EVERY_CASE if "float8" in case[1] and is_refused(*case)]
 CASES = [case for case in EVERY_CASE if case not in REFUSED]
-# Compiling takes a while: two dtypes stand for the four of torch.mm, which it derives from.
+# Compiling takes long, so test only two dtypes. The kernel derives from torch.mm, which is tested with all four.
 COMPILED = [("compiled", "bfloat16", "bfloat16"), ("compiled", "float32", "float32")]
 if make_matmul_kernel("compiled").explain_unavailability(open_backend("cpu")):
     COMPILED.clear()
@@ -101,7 +104,7 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
         for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
         if make_matmul_kernel(name).explain_unavailability(backend) is None
         for dtype in OPERAND_DTYPES
-        if dtype not in SCALED_DTYPES  # test_scaled_formats.py
+        if dtype not in SCALED_DTYPES  # test_scaled_formats.py tests them
         if make_matmul_kernel(name).explain_unsupported_problem(
             backend, MatmulProblem(dtype, DTYPES[dtype].default_output_dtype)
         )
@@ -122,11 +125,11 @@ def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
     assert row.reason.strip() if case in REFUSED else not row.reason
 
 
-# -- what a launch is ------------------------------------------------------------------------------------------------
+# -- what a launch does ----------------------------------------------------------------------------------------------
 
 
 class Dispatched(TorchDispatchMode):
-    """Everything that torch is asked to do."""
+    """A dispatch mode that records every call to torch's dispatcher."""
 
     def __init__(self):
         super().__init__()
@@ -176,13 +179,13 @@ def test_operand_sets_do_not_share_memory(backend):
 def test_a_launch_that_does_nothing_is_caught(backend, monkeypatch, name, dtype, out_dtype, data):
     problem = MatmulProblem(dtype, out_dtype, data=data)
     ready = prepared(backend, name, problem)
-    ready.launches[0]()  # a right result is lying there already
+    ready.launches[0]()  # now the memory of C contains a right result
     monkeypatch.setattr(torch, LIBRARY_CALLS[name], lambda *operands, out, **options: out)
     assert not verified(ready).ok
 
 
 def as_tf32(values):
-    """Rounded to the 10 bits of mantissa that tf32 keeps of float32's 23."""
+    """Round float32 values to tf32, which keeps 10 of the 23 bits of mantissa."""
     return ((values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
@@ -197,7 +200,7 @@ def test_float32_computed_as_tf32_is_wrong_and_as_tf32_right(backend, monkeypatc
     assert verdicts == {"float32": False, "tf32": True}
 
 
-# Unscaled, results of the largest K would be beyond the 448 that float8_e4m3fn holds: one in twelve.
+# Without a scale, one in twelve results of the larger K would exceed 448, the largest number of float8_e4m3fn.
 @pytest.mark.parametrize("k", [16, 65536])
 @pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "bfloat16"])
 @pytest.mark.skipif(("scaled_mm", "float8_e4m3fn", "bfloat16") in REFUSED, reason="this torch has none on a CPU")
@@ -259,7 +262,7 @@ def test_seeds_give_operands_and_a_is_not_b(backend, dtype):
     assert not torch.equal(first, b)
 
 
-# -- what is not supported -------------------------------------------------------------------------------------------
+# -- unsupported problems and shapes ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The memory column: what a launch needs, and nothing of what else the process holds."""
+"""Test the memory column: it counts the memory that one launch needs, and no other memory of the process."""
 
 import pytest
 import torch
@@ -16,15 +16,16 @@ from mamf.operations.model.operation import ModelProblem, ModelShape
 from mamf.operations.model.torch_model import TorchModel
 
 SHAPE = AttentionShape.parse("b2h4q128k128d64")
-SCORES = 2 * 4 * 128 * 128 * 4  # bytes of float32
+SCORES = 2 * 4 * 128 * 128 * 4  # bytes in float32
 OUTPUT = OPERAND = 2 * 4 * 128 * 64 * 4
 WORKSPACE = 3 * MIB
 
 
 class Allocator(TorchDispatchMode):
-    """torch.cuda's counts, of the storages that live: what was asked for, and what a cache of blocks gave.
+    """A dispatch mode that counts the requested and allocated bytes of all live storages, as torch.cuda does.
 
-    A caching allocator gives whole blocks, and larger ones where those are at hand: ``spare`` bytes more for each.
+    A caching allocator allocates whole blocks, and reuses free blocks that are larger than requested. So each storage
+    has ``spare`` bytes more than requested.
     """
 
     def __init__(self):
@@ -37,7 +38,7 @@ class Allocator(TorchDispatchMode):
         result = function(*arguments, **(options or {}))
         tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
-        if storages.keys() - self.living.keys():  # else nothing rises
+        if storages.keys() - self.living.keys():  # otherwise no count rises
             made = {key: (StorageWeakRef(each), each.nbytes(), self.spare) for key, each in storages.items()}
             self.living = made | self.living
             self.peak = {name: max(self.peak[name], count) for name, count in self.now().items()}
@@ -67,7 +68,7 @@ class Allocator(TorchDispatchMode):
 
 
 class WithWorkspace(SdpaMath):
-    """Allocates a workspace at its first call, and keeps it, as vendors' libraries do."""
+    """Attention that allocates a workspace in its first call and keeps it, as vendors' libraries do."""
 
     def __init__(self, workspace=None):
         self.workspace = workspace
@@ -102,7 +103,7 @@ def test_memory_is_the_same_whatever_else_the_process_holds(cuda, allocator, dir
     others.take_buffer("a", *Buffer(4 * MIB, "bfloat16"))
     earlier = [torch.randn(SHAPE.batch, SHAPE.heads, 128, 64) for _ in range(20)]
     backend.flush_cache()
-    allocator.spare = 2 * MIB  # blocks at hand are large
+    allocator.spare = 2 * MIB  # as if all free blocks were large
     assert bytes_of(backend, SdpaMath(), direction) == pytest.approx(alone, rel=0.01)
     assert bytes_of(backend, WithWorkspace(), direction) == pytest.approx(alone, rel=0.01)
     assert bytes_of(backend, WithWorkspace(torch.zeros(WORKSPACE)), direction) == pytest.approx(alone, rel=0.01)
@@ -116,7 +117,7 @@ def test_memory_holds_operands_output_and_what_the_kernel_allocates(cuda, alloca
 
 
 def test_a_backward_pass_counts_the_forward_pass_that_it_was_saved_from(cuda, allocator):
-    """The probabilities and the output were allocated before the launch that is counted."""
+    """Check that the saved probabilities and output count, although they are allocated before the measured launch."""
     kernel, backend, problem = SdpaMath(), cuda.kind(0), AttentionProblem("float32", "bwd")
     with kernel.apply_settings(backend, problem):
         prepared = kernel.prepare(backend, problem, SHAPE, backend.make_operand_pool("normal", 0))

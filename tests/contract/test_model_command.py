@@ -1,4 +1,4 @@
-"""``mamf model``: a tiny model on the CPU through every command, and the options in a line each."""
+"""Test ``mamf model`` with a tiny model on the CPU: all commands that read its log, and errors of one line."""
 
 import json
 
@@ -76,7 +76,7 @@ def test_a_budget_that_the_first_row_exceeds_is_refused_at_once(run, tmp_path):
 
 
 def test_a_profile_of_one_row_has_its_dtypes(run, monkeypatch):
-    monkeypatch.setattr("mamf.cli.reserve_stdout_for_reports", lambda: None)  # the captured one has no descriptor
+    monkeypatch.setattr("mamf.cli.reserve_stdout_for_reports", lambda: None)  # pytest's stdout has no file descriptor
     given = [*ON_CPU, *TINY, "--batch", "1", "--context-lengths", "8", "--dtypes", "--phase", "step"]
     code, out, err = run(*given)
     assert code == 0, err

@@ -1,4 +1,4 @@
-"""Tiny models on the CPU: what a launch gives, and that what is wrong shows."""
+"""Test the kernels of the operation ``model`` with tiny models on the CPU: right results pass, faults are found."""
 
 import functools
 from dataclasses import replace
@@ -57,7 +57,7 @@ class TestModelKernel(AnyKernelContract):
 
 
 def test_a_model_that_the_memory_cannot_hold_is_not_begun(monkeypatch):
-    """A system that overcommits would kill the process."""
+    """Check that mamf does not start to make the model. A system that overcommits memory would kill the process."""
     monkeypatch.setattr(torch_model, "make_network", lambda *given: pytest.fail("it was begun"))
     with pytest.raises(MemoryError, match=r"out of memory: \d+\.\d GB are needed"):
         checked(replace(GPT2, layers=99_999_999))
@@ -97,7 +97,7 @@ def test_checkpointing_changes_no_answer():
 
 
 class ProductDtypes(TorchDispatchMode):
-    """The dtypes of the operands of matmuls."""
+    """A dispatch mode that collects the dtypes of the operands of all matmuls."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ def test_autocast_to_what_parameters_are_is_unsupported():
 
 
 class Altering(SdpaMath):
-    """Attention that changes its model's parameters."""
+    """An attention kernel that changes a parameter of its model."""
 
     name = "altering"
     network = None
@@ -150,7 +150,7 @@ def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
 
 
 class Faulty(SdpaMath):
-    """Attention that sees the future."""
+    """An attention kernel without a causal mask, so that each token also attends to later tokens."""
 
     name = "faulty"
 
@@ -159,7 +159,7 @@ class Faulty(SdpaMath):
 
 
 class Rounded(SdpaMath):
-    """Attention whose backward is off by a tenth."""
+    """An attention kernel with a right output, but with gradients that are only 0.2 times the right ones."""
 
     name = "rounded"
 
@@ -176,7 +176,7 @@ def test_a_wrong_attention_shows_in_the_model(kind, phase):
 
 
 class Sequential(TorchAttention):
-    """Forward only, and in the other layout."""
+    """An attention kernel without a backward pass, for tensors [batch, sequence, heads, head dimension]."""
 
     name = "sequential"
     layout = "bshd"
@@ -230,10 +230,10 @@ def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
 
 
 def test_a_launch_of_a_step_is_a_step_to_mamf_profile(run, monkeypatch):
-    """As mamf autoprofile runs it."""
+    """Check that ``mamf profile`` counts the steps of ``mamf run``. ``mamf autoprofile`` profiles models this way."""
     sizes = [f"{name}={value}" for name, value in TINY.items() if name != "dtype"]
     model = ["torch[sdpa]", "--operation", "model", "--shape", "b2s16", "--set", *sizes, "phase=step"]
     options = ["--dtype", "float32", "--backend", "cpu", "--no-verify", "--launches", "2"]
-    monkeypatch.setattr("mamf.cli.reserve_stdout_for_reports", lambda: None)  # the captured one has no descriptor
+    monkeypatch.setattr("mamf.cli.reserve_stdout_for_reports", lambda: None)  # captured stdout has no descriptor
     _, out, _ = run("profile", "--warmup", "1", "--steps", "1", "-m", "mamf", "run", *model, *options)
     assert ": 1 step of" in out

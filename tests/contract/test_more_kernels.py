@@ -1,4 +1,4 @@
-"""Kernels that a search tries besides the default one: TunableOp, torch.compile; and what torch lacks or refuses."""
+"""Test TunableOp, torch.compile, and how mamf treats functions that torch lacks or refuses to run."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def prepared(backend, name, problem=PROBLEM, shape=SHAPE, **options):
 
 @pytest.fixture
 def tunable(rocm, monkeypatch):
-    """torch.cuda.tunable of a ROCm build: off, as it is until asked for."""
+    """Simulate torch.cuda.tunable of a ROCm build, which is off by default. Return its state."""
     state = {"enabled": False, "tuning": False}
     for name, key in (("enable", "enabled"), ("tuning_enable", "tuning")):
         monkeypatch.setattr(torch.cuda.tunable, name, lambda on=True, key=key: state.update({key: on}))
@@ -70,7 +70,7 @@ def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
 
 @pytest.fixture
 def compiling():
-    """The CPU, where Inductor can compile."""
+    """Return the CPU backend. Skip the test if Inductor cannot compile for this CPU."""
     backend = open_backend("cpu")
     if reason := make_matmul_kernel("compiled").explain_unavailability(backend):
         pytest.skip(str(reason))
@@ -89,7 +89,7 @@ def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
 
 
 def test_more_shapes_are_compiled_than_dynamo_keeps_of_one_function(compiling):
-    """Eight, and with fullgraph the ninth fails."""
+    """Compile ten shapes. Dynamo compiles a function at most eight times; with ``fullgraph``, the ninth time fails."""
     for k in range(8, 88, 8):
         assert verified(prepared(compiling, "compiled", MatmulProblem("float32", "float32"), MatmulShape(8, 8, k))).ok
 
@@ -132,7 +132,7 @@ def test_a_torch_without_grouped_mm_says_how_to_get_it(monkeypatch):
     grouped_mm, cpu = make_kernel(make_operation("grouped"), "F.grouped_mm"), open_backend("cpu")
     assert grouped_mm.explain_unavailability(cpu) is None
     monkeypatch.delattr(torch.nn.functional, "grouped_mm")
-    assert grouped_mm.explain_unavailability(cpu) is None, "it was torch._grouped_mm before"
+    assert grouped_mm.explain_unavailability(cpu) is None, "older releases of torch have torch._grouped_mm instead"
     monkeypatch.delattr(torch, "_grouped_mm", raising=False)
     assert "torch>=" in grouped_mm.explain_unavailability(cpu).remedy
 

@@ -1,4 +1,4 @@
-"""Every operation and the attention kernels of this machine against the shipped contracts."""
+"""Test every operation, and the attention kernels of this machine, against the contracts in ``mamf.testing``."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operation, open_backend
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
-#: A kernel of each operation that runs on any CPU.
+#: For each operation: a kernel that runs on any CPU.
 OF_CPU = {
     "attention": lambda: make_kernel(AttentionOperation(), "sdpa-math"),
     "bandwidth": lambda: make_kernel(make_operation("bandwidth"), "torch"),
@@ -31,7 +31,7 @@ SMALL = {
     "model": "b1s16",
     "overlap": "96x80x64+64KiB",
 }
-#: Fields of a small problem, where the operation's own is large whatever the shape.
+#: For operations whose default problem is large even with a small shape: the fields of a small problem.
 FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_heads": 2, "vocabulary": 97}}
 
 

@@ -1,4 +1,4 @@
-"""Work in a queue that the timer's marks do not wait for: seen at the end of a train, whatever it computes."""
+"""Test that mamf finds work in a queue that the timer's marks do not wait for, whatever this work computes."""
 
 import pytest
 
@@ -13,12 +13,12 @@ REGIMES = {
     "sustained": SustainedRegime,
     "classic": lambda backend: ClassicRegime(backend, warmup_launches=2, timed_launches=6, warmup_seconds=0.0),
 }
-#: Device seconds between a mark and an idle mark right after it, as on an H200.
+#: The seconds between a mark and an idle mark right after it, on the device's clock. The value is that of an H200.
 APART = 4e-6
 
 
 class TwoQueues(SimulatedBackend):
-    """A device with a second queue, which is busy until ``aside_until``."""
+    """A simulated device with a second queue, which is busy until the time ``aside_until``."""
 
     has_idle_marks = True
     aside_until = 0.0
@@ -32,10 +32,10 @@ class TwoQueues(SimulatedBackend):
 
 
 class Delayed(TwoQueues):
-    """A device that another process delays before every third idle mark."""
+    """A simulated device on which another process delays every third idle mark."""
 
     marks = 0
-    #: Seconds by which idle marks come later, in turn.
+    #: The delays of idle marks in seconds. The marks take them in turn.
     delays = (0.0, 300e-6, 0.0)
 
     def record_idle_mark(self, after):
@@ -45,7 +45,7 @@ class Delayed(TwoQueues):
 
 
 class ManyStreams(Delayed):
-    """A device whose idle marks come later, and less regularly, once a kernel has created streams."""
+    """A simulated device on which idle marks are later and less regular once a kernel has created streams."""
 
     @property
     def delays(self):
@@ -67,7 +67,10 @@ class CountingFlushes(WithoutIdleMarks):
 
 
 class Aside(SimulatedMatmul):
-    """Leaves a part of its work in the second queue: ``seconds`` a launch, or none in every ``rarely``-th one."""
+    """A matmul that leaves ``seconds`` of work in the second queue in each launch.
+
+    ``rarely``: if given, each ``rarely``-th launch leaves no work there.
+    """
 
     def __init__(self, seconds, rarely=None):
         self.seconds, self.rarely, self.count = seconds, rarely, 0
@@ -149,7 +152,7 @@ def test_an_idle_mark_that_would_say_nothing_is_none(cuda, fault):
     device = cuda.kind(0)
     end = device.record_mark()
     if fault == "host is late":
-        # The device has reached the end of the launch, but not the mark that is queued now.
+        # The device reaches the end of the launch before the host queues the idle mark.
         end.synchronize()
     else:
         cuda.driver.context, cuda.driver.answer = (None, 0) if fault == "no context" else (1, 1)

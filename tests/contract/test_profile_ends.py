@@ -1,6 +1,6 @@
-"""What ``mamf profile`` keeps of processes that end without a word, and of two ranks: in processes of their own.
+"""Test ``mamf profile`` with processes that end early, optimizers that step in hooks, and two ranks.
 
-``python -m pytest -m emulated`` runs these tests.
+Each script runs in a separate process. Run these tests with ``python -m pytest -m emulated``.
 """
 
 import os
@@ -47,7 +47,7 @@ for number in range(12):
 """
 
 
-#: In a hook of the fifth backward pass.
+#: Code for the hook in HOOKS: the process sends SIGTERM to itself during the fifth backward pass.
 TERMINATE = """
     if number == 4:
         import os, signal
@@ -103,7 +103,8 @@ def test_optimizers_that_step_within_backward_end_one_step(run, tmp_path, option
     assert sum(line.startswith("pass ") for line in ended.stdout.splitlines()) == passes
     _, profile = read_profile_or_none(tmp_path / "step.jsonl")
     assert profile.steps == 2
-    # Forward, gradients of weights, and gradients of inputs but for the first layer.
+    # The matmuls of a step: 4 in the forward pass, 4 for the gradients of the weights, and 3 for the gradients of the
+    # inputs (the first layer needs none).
     assert profile.flop == profile.steps * (4 + 4 + 3) * 2 * 8 * 64 * 64
 
 

@@ -1,4 +1,4 @@
-"""quack-kernels' matmuls: contract-tested with a simulated quack that takes what release 0.6.5 takes, and no more."""
+"""Test the matmuls of quack-kernels with a simulated quack, which accepts only what release 0.6.5 accepts."""
 
 import importlib
 import importlib.util
@@ -25,7 +25,7 @@ IS_INSTALLED = importlib.util.find_spec("quack") is not None
 
 @dataclass(frozen=True)
 class GemmConfig:
-    """The fields of quack 0.6.5's, of which mamf sets some."""
+    """A fake of ``GemmConfig`` in quack 0.6.5, with all its fields. mamf sets some of them."""
 
     tile_m: int = 128
     tile_n: int = 192
@@ -44,7 +44,7 @@ class GemmConfig:
 
 
 def gemm(A, B, out, C=None, bias=None, alpha=1.0, beta=1.0, *, config=None):
-    """The beginning of gemm_tuned.fn's parameters, and ``config``."""
+    """Multiply A by B. The parameters are the first ones of ``gemm_tuned.fn`` in quack, and ``config``."""
     torch.mm(A, B, out=out)
 
 
@@ -55,7 +55,7 @@ def launched():
 
 @pytest.fixture
 def device(cuda, launched, monkeypatch):
-    """An H100 with quack-kernels."""
+    """Return a simulated H100 with a simulated quack-kernels."""
 
     def product(A, B, out, *arguments, config=None, **options):
         launched.append(config)

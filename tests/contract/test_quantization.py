@@ -1,4 +1,4 @@
-"""Quantizers of scaled formats: what comes back is what went in, within half a step, and scales are as defined."""
+"""Test the quantizers of scaled formats: the error is at most half a step, and the scales are as defined."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from mamf.dtypes import DTYPES, SCALED_DTYPES
 from mamf.operations.quantization import E2M1_MAGNITUDES, decode_scales, pack_e2m1, quantize_to_format
 
 E4M3 = torch.float8_e4m3fn
-#: Every value of a format.
+#: All numbers of a format, by how many of them a byte contains: e4m3 (1) and e2m1 (2).
 GRIDS = {
     1: torch.arange(256, dtype=torch.uint8).view(E4M3).float(),
     2: torch.tensor([*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)]),
@@ -32,7 +32,7 @@ def normal(seed, exponent, rows=128, k=128):
 
 
 def spread(scales, scaling, values):
-    """The scale of every value."""
+    """Return the scale of each value, in the shape of ``values``."""
     columns = scaling.block_columns or values.shape[1]
     return scales.repeat_interleave(scaling.block_rows, 0).repeat_interleave(columns, 1)
 
@@ -51,7 +51,7 @@ def test_values_come_back_as_the_nearest_of_the_format(dtype, operand, seed, exp
     result = of(dtype, values, operand)
     scales = spread(decode_scales(result.scales, result.scaling), result.scaling, values)
     grid = grid_of(dtype)
-    # What lies above the largest saturates.
+    # Values beyond the largest number of the format become this number.
     wanted = (values / scales).clamp(grid[0], grid[-1])
     above = torch.searchsorted(grid, wanted).clamp(1, len(grid) - 1)
     nearest = torch.minimum((grid[above] - wanted).abs(), (wanted - grid[above - 1]).abs())

@@ -1,4 +1,7 @@
-"""Matmuls of scaled formats: verified against their dequantized operands, with what quantizing cost told apart."""
+"""Test matmuls of scaled formats.
+
+mamf verifies them against their dequantized operands, and reports the quantization error separately.
+"""
 
 import pytest
 import torch
@@ -66,17 +69,17 @@ def test_every_format_has_its_kernels(backend):
             for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
             if make_matmul_kernel(name).explain_unsupported_problem(backend, MatmulProblem(dtype)) is None
         }
-        # Those that run on NVIDIA only lack mxfp4, which cuBLASLt does not have.
+        # cublaslt-scaled, which needs an NVIDIA device, supports all formats except mxfp4, which cuBLASLt lacks.
         assert able - {"cublaslt-scaled"} == {"F.scaled_mm", "dequantized"}
         assert ("cublaslt-scaled" in able) == (dtype != "mxfp4")
         assert choose_matmul_kernel(backend, MatmulProblem(dtype)).name == "F.scaled_mm"
 
 
-# -- as a library with all formats reads it ----------------------------------------------------------------------------
+# -- a simulated library that supports all formats ---------------------------------------------------------------------
 
 
 def unswizzled(flat, rows, columns):
-    """By the formula of cuBLAS's documentation, a scale at a time."""
+    """Return swizzled scales as a matrix (rows, columns), using the formula in the documentation of cuBLAS."""
     tiles = -(-columns // 4)
     assert flat.is_contiguous()
     assert flat.shape == (-(-rows // 128) * tiles * 512,)
@@ -91,7 +94,7 @@ def unswizzled(flat, rows, columns):
 
 
 def values_of(operand, scale, recipe, swizzle_scales):
-    """An operand (rows, K) dequantized, its scales held to the shapes and strides that torch's CUDA code checks."""
+    """Dequantize an operand (rows, K). Check the shapes and strides of its scales as torch's CUDA code does."""
     if operand.dtype == torch.float4_e2m1fn_x2:
         codes = operand.view(torch.uint8)
         table = torch.tensor([*E2M1_MAGNITUDES, *(-value for value in E2M1_MAGNITUDES)])
@@ -142,14 +145,14 @@ def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
     row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
     assert row.ok, row.reason
     assert row.relative_error < 4e-3
-    # Of 16 x 16 entries that are drawn anew each time.
+    # The range is wide, because mamf computes this error from 16 x 16 entries, which it draws anew each time.
     low, high = (0.01, 0.08) if dtype.endswith("8") or dtype.startswith("fp8") else (0.05, 0.3)
     assert low < row.details["quantization_error"] < high
     assert MatmulOperation().make_columns(row)["quantization error"] == row.details["quantization_error"]
 
 
 class OffByAScale(FunctionalScaledMm):
-    """Takes the scales of another row."""
+    """A matmul that multiplies each row of A by the scales of another row."""
 
     def bind_operands(self, backend, problem, a, b, c):
         rolled = type(a)(a.elements, a.scales.view(torch.uint8).roll(1, 0).view(a.scales.dtype), a.scaling)
@@ -161,7 +164,7 @@ def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
     assert measured(OffByAScale(), backend, MatmulProblem(dtype)).status == "wrong_result"
 
 
-# -- what there is not -------------------------------------------------------------------------------------------------
+# -- unsupported problems and shapes, and byte counts ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

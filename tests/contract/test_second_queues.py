@@ -1,4 +1,6 @@
-"""The second queue of real devices: a stream, and a thread of a host."""
+"""Test the second queues of real backends (a torch stream, and a thread of the host), and process groups that limit the
+number of blocks.
+"""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -11,7 +13,10 @@ from mamf.plugins.discovery import load_backend_class, open_backend
 
 
 class Vendor:
-    """torch's module of a device, as far as streams go; ``calls``: what was called, with the stream it was in."""
+    """A fake of a vendor's torch module that has only streams.
+
+    ``calls``: the launches and marks with the name of their stream, and which stream waited for which.
+    """
 
     def __init__(self):
         self.calls, self.now = [], "own"
@@ -55,7 +60,7 @@ def test_a_host_runs_its_second_queue_in_order_and_join_raises_what_failed():
     queue.launch(lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         queue.join()
-    queue.join()  # once
+    queue.join()  # the error is raised only once
 
 
 def test_blocks_are_options_of_a_fresh_group(monkeypatch):

@@ -1,4 +1,4 @@
-"""Cards that a device does not have alone: slices, partitions, MPS and other processes, and how each is named."""
+"""Test how mamf detects and names shared cards: slices, partitions, vGPUs, MPS and other processes."""
 
 import os
 import sys
@@ -24,13 +24,14 @@ def processes(*pids):
 
 @pytest.fixture(autouse=True)
 def no_daemon(monkeypatch, tmp_path):
+    """Hide an MPS daemon and a run of mamf that may exist on this machine."""
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
     monkeypatch.delenv(STARTING_PROCESS_PID_VARIABLE, raising=False)
 
 
 @pytest.fixture
 def pipe(tmp_path):
-    """The pid file that a running control daemon of MPS keeps."""
+    """Return the path of the pid file that a running MPS control daemon keeps."""
     return tmp_path / "nvidia-cuda-mps-control.pid"
 
 
@@ -48,7 +49,10 @@ def assert_named(backend, *ways):
 
 @pytest.fixture
 def slice_of_a_card(cuda):
-    """NVML does not know the UUID of a slice as that of a GPU, so it is asked about the card at the same address."""
+    """Return a backend that is opened on a MIG slice.
+
+    NVML does not accept the UUID of a slice as the UUID of a GPU, so mamf finds the card by its PCI address.
+    """
     cuda.module.devices[:] = [h100(0, name=SLICE, uuid="90443af0-2fe6-57fb-86fe-54186d5a6581")]
     return cuda.kind(0)
 
@@ -56,7 +60,7 @@ def slice_of_a_card(cuda):
 def test_a_mig_slice_is_named_and_has_no_peak_of_the_card(slice_of_a_card):
     assert_named(slice_of_a_card, "MIG 3g.40gb")
     assert slice_of_a_card.info.name == f"{SLICE} (shared: MIG 3g.40gb)"
-    assert find_datasheet_rate(SLICE, "bfloat16") is None  # as in logs of other tools
+    assert find_datasheet_rate(SLICE, "bfloat16") is None  # the name without mamf's note, as in logs of other tools
     result = check_results_of(slice_of_a_card)["whole card"]
     assert result.command.startswith("sudo nvidia-smi -i 0 -mig 0")
 
@@ -85,7 +89,7 @@ def test_a_client_of_mps_shares_whatever_processes_nvml_lists(cuda):
 def test_a_daemon_of_mps_is_found_by_its_pid_file(cuda, pipe, monkeypatch, has_nvml):
     if not has_nvml:
         monkeypatch.setitem(sys.modules, "pynvml", None)
-    cuda.nvml.missing = {"nvmlDeviceGetMPSComputeRunningProcesses"}  # an older nvidia-ml-py
+    cuda.nvml.missing = {"nvmlDeviceGetMPSComputeRunningProcesses"}  # as in an older nvidia-ml-py
     assert cuda.kind(0).find_sharing_ways() == ()
     pipe.write_text("4000003\n")
     assert cuda.kind(0).find_sharing_ways() == ("MPS",)
@@ -108,7 +112,8 @@ def test_processes_that_come_during_a_run_are_seen_after_it(cuda):
         ([OWN, LEADING], False, "warning"),
         ([OWN, LEADING], True, "ok"),
         ([OWN, LEADING, STRANGER], True, "warning"),
-        # A container has pids of its own, and older drivers report the host's: one of them is this process.
+        # In a container, older drivers report pids of the host, which differ from the container's. So mamf assumes
+        # that this process is among them, and also the mamf process that started it, if there is one.
         ([LEADING], False, "ok"),
         ([LEADING, STRANGER], False, "warning"),
         ([LEADING, STRANGER], True, "ok"),
@@ -129,7 +134,10 @@ def test_processes_of_the_same_run_are_no_others(cuda, monkeypatch, listed, is_l
 
 @pytest.fixture
 def partition(rocm, monkeypatch, tmp_path):
-    """Sets the compute partition in the kernel's file of the card; what the tests of ROCm warn of is in order."""
+    """Return a function that writes the card's compute partition to the file where the Linux kernel reports it.
+
+    Also make sure that NUMA balancing and TunableOp cause no warnings.
+    """
     adapter = sys.modules[rocm.kind.__module__]
     monkeypatch.setitem(adapter.find_amd_partition.__globals__, "_PCI_DEVICES_FOLDER", tmp_path)
     monkeypatch.setattr(adapter, "_NUMA_BALANCING_FILE", tmp_path / "none")
@@ -152,9 +160,9 @@ def test_a_partition_is_named_and_has_neither_peak_nor_power_of_the_socket(rocm,
     ("listed", "ways"),
     [
         ([(OWN, 1)], ()),
-        ([(OWN, 1), (STRANGER, 0)], ()),  # the driver is open, but no memory is in use
+        ([(OWN, 1), (STRANGER, 0)], ()),  # has opened the driver, but uses no memory
         ([(OWN, 1), (STRANGER, 1)], ("other processes",)),
-        ([(STRANGER, 1)], ()),  # a container has pids of its own
+        ([(STRANGER, 1)], ()),  # as in a container, which has separate pids
     ],
 )
 def test_other_processes_with_memory_share_an_amd_card(rocm, partition, listed, ways):

@@ -1,4 +1,4 @@
-"""The CUDA adapter: which card NVML is asked about, in which units, and what it advises."""
+"""Test the CUDA adapter with simulated cards: which card it queries with NVML, its units, and its advice."""
 
 import itertools
 import os
@@ -37,7 +37,7 @@ def test_the_timer_overhead_follows_from_kernels_of_known_cycles(cuda, calls, mo
 
 @pytest.mark.parametrize("launched_before", [0, 1])
 def test_the_timer_overhead_is_the_same_wherever_in_the_queue_it_is_estimated(cuda, monkeypatch, launched_before):
-    """Windows at even and odd positions of the queue differ by 0.28 us, as on an H200."""
+    """Check a device on which windows at even and odd positions of the queue differ by 0.28 us, like an H200."""
     hertz, overhead = 1.98e9, 3e-6
     windows = itertools.count(launched_before)
     cycles, marks = [0], itertools.count()
@@ -67,7 +67,7 @@ def test_a_torch_without_cuda_is_named_with_its_version(cuda):
 
 
 def test_nvml_is_asked_by_uuid_where_torch_renumbers(cuda, calls):
-    # CUDA_VISIBLE_DEVICES=1: torch's device 0 is NVML's 1.
+    # With CUDA_VISIBLE_DEVICES=1, device 0 of torch is device 1 of NVML.
     cuda.module.devices[:] = [h100(1)]
     backend = cuda.kind(0)
     assert ("by uuid", f"GPU-{h100(1).uuid}") in calls
@@ -111,7 +111,7 @@ def test_readings_are_in_core_units(cuda):
     ("bits", "reasons"),
     [
         (0x0, ()),
-        (0x1 | 0x2 | 0x100, ()),  # idle, the user's own clock, the display's: no throttling
+        (0x1 | 0x2 | 0x100, ()),  # idle, clock set by the user, clock set for the display: not throttling
         (0x4, ("power cap",)),
         (0x8 | 0x40, ("hardware slowdown", "hardware thermal slowdown")),
         (0x10 | 0x20, ("sync boost", "software thermal slowdown")),
@@ -125,7 +125,7 @@ def test_throttle_bits_are_named(cuda, bits, reasons):
 
 @pytest.mark.parametrize("how", ["missing", "refused"])
 def test_throttling_is_seen_under_its_old_name(cuda, how):
-    # Missing from an old nvidia-ml-py; refused by a driver before 535.
+    # An old nvidia-ml-py does not have the new function, and drivers before 535 refuse it.
     getattr(cuda.nvml, how).add("nvmlDeviceGetCurrentClocksEventReasons")
     cuda.nvml.cards[0].reasons = 0x4
     assert cuda.kind(0).telemetry.read().throttle_reasons == ("power cap",)
@@ -270,7 +270,7 @@ def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
     assert calls[-2:] == [("range_pop",), ("stop",)]
 
 
-# -- what no sensor reads ----------------------------------------------------------------------------------------------
+# -- vboost and clock stamps -------------------------------------------------------------------------------------------
 
 SLIDERS = "| GPU  Boost Slider  Max Value  Current Value |\n|   0  vboost                4              1 |\n"
 
@@ -280,7 +280,7 @@ SLIDERS = "| GPU  Boost Slider  Max Value  Current Value |\n|   0  vboost       
 )
 def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
     def run(command, **options):
-        assert command == ["nvidia-smi", "boost-slider", "-l", "-i", "3"]  # not CUDA's index
+        assert command == ["nvidia-smi", "boost-slider", "-l", "-i", "3"]  # the index of NVML, not of CUDA
         if isinstance(printed, OSError):
             raise printed
         return SimpleNamespace(stdout=printed)

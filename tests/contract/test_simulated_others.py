@@ -1,4 +1,4 @@
-"""Intel GPUs, Gaudi and Apple GPUs: what is peculiar to each."""
+"""Test behavior that only the adapter of Intel GPUs, of Gaudi or of Apple GPUs has."""
 
 import importlib
 import sys
@@ -18,7 +18,7 @@ EXTENSION = "intel_extension_for_pytorch"
 
 @pytest.fixture
 def extension(monkeypatch, tmp_path):
-    """Install an intel-extension-for-pytorch of the given source."""
+    """Return a function that installs an intel-extension-for-pytorch with the given source."""
     monkeypatch.delitem(sys.modules, EXTENSION, raising=False)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -62,7 +62,7 @@ def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu):
     backend = xpu.kind(0)
     assert backend.read_free_memory_bytes() is None
     backend.make_operand_pool("normal", 0).take_buffer("a", 1024, "bfloat16")
-    del xpu.torch.xpu.mem_get_info  # as before torch 2.6
+    del xpu.torch.xpu.mem_get_info  # torch before 2.6 does not have it
     assert backend.read_free_memory_bytes() is None
 
 

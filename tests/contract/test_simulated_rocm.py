@@ -1,4 +1,6 @@
-"""The ROCm adapter: amdsmi's units and gaps, the dtypes of each generation, TunableOp and NUMA balancing."""
+"""Test the ROCm backend: amdsmi's units and missing values, the dtypes of each architecture, TunableOp, NUMA balancing
+and profiler ranges.
+"""
 
 import sys
 
@@ -110,7 +112,7 @@ def test_an_amdsmi_that_does_not_fit_rocms_library_is_a_reason_not_an_error(
     telemetry = rocm.kind(0).telemetry
     assert "cannot be loaded" in telemetry.reason
     assert "/opt/rocm" in telemetry.remedy
-    # Standard output belongs to the report, which may be JSON.
+    # Only the report may go to stdout, because it may be JSON.
     assert capsys.readouterr().out == ""
 
 
@@ -154,11 +156,11 @@ def test_tunable_op_off_is_worth_a_warning(rocm, monkeypatch, value, verdict):
     assert verdict == "ok" or (found.effect and found.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
 
 
-# -- a profiler's window ---------------------------------------------------------------------------------------------
+# -- profiler windows and ranges -------------------------------------------------------------------------------------
 
 
 class SimulatedRoctx:
-    """roctx as ctypes loads it; the older library has ranges alone."""
+    """A fake roctx library, as ctypes loads it. The older library has ranges, but cannot pause or resume a profiler."""
 
     def __init__(self, calls, has_pause):
         self._calls = calls

@@ -1,4 +1,4 @@
-"""A fourth operation as a third party writes it, one module and two entry points: through every command."""
+"""Test every command with an operation of a third party, which consists of one module and two entry points."""
 
 import ast
 import json
@@ -27,7 +27,7 @@ SHAPES = ["--shapes", "16x64", "32x256"]
 
 @pytest.fixture
 def installed(site):
-    """Install the package: its module and its entry points."""
+    """Install the package (its module and entry points), and provide the MonkeyPatch that can undo it."""
     (site / f"{MODULE}.py").write_text((STRANGER / f"{MODULE}.py").read_text())
     unknown._get_installed_operation.cache_clear()
     with pytest.MonkeyPatch.context() as path:
@@ -39,7 +39,7 @@ def installed(site):
 
 @pytest.fixture
 def uninstall(installed):
-    """Take it away again: what others have who are sent its logs."""
+    """Return a function that uninstalls the package, as for users who receive its logs but do not have it."""
 
     def gone():
         installed.undo()
@@ -51,7 +51,7 @@ def uninstall(installed):
 
 @pytest.fixture(scope="module")
 def measured():
-    """What the first test that needs it measured: its log, and what was printed."""
+    """Return a list for a log and the output of its run. The first test that needs the log fills the list."""
     return []
 
 
@@ -115,7 +115,7 @@ def test_it_is_compared_with_itself_and_drawn(log, run, tmp_path):
 
 
 def test_a_review_does_not_import_it(log, monkeypatch):
-    """A log comes from anybody, and must not choose what runs."""
+    """Check that a review imports no plugin: anybody can send a log, so a log must not choose which code runs."""
     monkeypatch.setattr(EntryPoint, "load", lambda point: pytest.fail(f"{point.value} is imported"))
     unknown._get_installed_operation.cache_clear()
     (found,) = review_log(log[0]).findings
@@ -157,7 +157,7 @@ def test_what_it_has_not_is_said_in_a_line(installed, run, given, told):
 
 
 def defined():
-    """Classes of the module, each with the methods that it defines."""
+    """Return the names of the methods that each class in the module defines, by the name of the class."""
     tree = ast.parse((STRANGER / f"{MODULE}.py").read_text())
     return {
         node.name: [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
@@ -177,7 +177,7 @@ def test_what_it_had_to_define_is_four_classes_and_nine_methods():
 
 
 def listings():
-    """The code blocks of docs/extending.md, each with the file that it names in its first line."""
+    """Yield the file name and the code of each block in docs/extending.md. Its first line contains the file name."""
     for block in (ROOT / "docs" / "extending.md").read_text().split("```python\n")[1:]:
         name, _, code = block.partition("```")[0].partition("\n")
         yield name.removeprefix("# "), code.rstrip("\n")

@@ -1,6 +1,6 @@
-"""Adapters and simulated torch modules against the installed torch.
+"""Test adapters and simulated torch modules against the installed torch.
 
-torch.hpu comes with habana_frameworks, which is on no package index: where it is not installed, its fake is believed.
+torch.hpu comes with habana_frameworks, which no package index has. So these tests cannot check its simulated module.
 """
 
 import inspect
@@ -27,12 +27,12 @@ PROPERTIES = {
     "torch.cuda.get_device_properties": "_CudaDeviceProperties",
     "torch.xpu.get_device_properties": "_XpuDeviceProperties",
 }
-# torch's stub does not declare these; torch.numa.binding reads them of a device.
+# torch's stub does not declare these fields, but torch.numa.binding reads them.
 UNDECLARED = {"_CudaDeviceProperties": {"pci_bus_id", "pci_device_id", "pci_domain_id"}}
 
 
 def attribute(path):
-    """The object that a dotted path names, from torch on. Raises AttributeError."""
+    """Return the object that a dotted path names. The path begins with torch. Raises AttributeError."""
     found = torch
     for name in path.split(".")[1:]:
         found = getattr(found, name)
@@ -53,7 +53,7 @@ def simulated_torch(vendor):
 
 
 def declared_fields(kind):
-    """What torch's stub declares of a C++ class."""
+    """Return the fields of a C++ class: those that torch's stub declares, and those in ``UNDECLARED``."""
     stub = (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text()
     body = stub.partition(f"class {kind}:\n")[2].partition("\nclass ")[0]
     fields = {line.partition(":")[0].strip() for line in body.splitlines() if line.startswith("    ")}
@@ -61,16 +61,16 @@ def declared_fields(kind):
 
 
 def fits(use):
-    """Whether torch can be used so, as far as it tells without a device."""
+    """Return whether torch supports a use, as far as torch shows that without a device."""
     path, _, field = use.path.partition("().")
     if field and path in PROPERTIES:
         return field in declared_fields(PROPERTIES[path])
     try:
         found = attribute(path)
         if field and not isinstance(found, type):
-            return True  # what a function returns, only a device tells
+            return True  # the result of the function is known only on a device
         found = getattr(found, field) if field else found
-        # A method is looked up on its class, and takes its object too.
+        # A method that is looked up on its class takes the object as an additional argument.
         call = replace(use, arguments=use.arguments + bool(field)) if use.arguments is not None else use
         return takes(inspect.signature(found), call) if callable(found) else True
     except AttributeError:
@@ -91,7 +91,7 @@ def test_torch_has_whatever_the_adapters_use():
 
 
 def only_what_is_taken(fake, real):
-    """Whether every call that the fake takes is one that the real function takes."""
+    """Return whether the real function accepts every call that the fake accepts."""
     offered, declared = parameters(fake), parameters(real)
     same = [name for name, _ in offered] == [name for name, _ in declared[: len(offered)]]
     return same and all(
@@ -101,7 +101,7 @@ def only_what_is_taken(fake, real):
 
 
 def simulated_functions(simulated, path="torch"):
-    """The functions of a simulated torch by dotted path."""
+    """Yield the dotted path of each function of a simulated torch, and the function."""
     for name, found in vars(simulated).items():
         if isinstance(found, SimpleNamespace):
             yield from simulated_functions(found, f"{path}.{name}")

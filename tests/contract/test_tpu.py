@@ -1,4 +1,4 @@
-"""Google TPUs: refused with the reason of the package that is installed, and never opened."""
+"""Test the adapter of Google TPUs, which is never available. The reason depends on the installed packages."""
 
 import sys
 
@@ -10,7 +10,7 @@ from mamf.plugins.discovery import list_backend_statuses, load_backend_class, op
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Pretends that of the TPU packages these are installed, by name with their versions."""
+    """Return a function that pretends that only the given TPU packages are installed, and returns the refusal."""
 
     def pretend(**versions):
         monkeypatch.setattr(sys.modules[load_backend_class("tpu").__module__], "get_package_version", versions.get)

@@ -1,6 +1,6 @@
-"""Matmuls in Triton and Gluon: their configurations, what they refuse, and, as Triton interprets them, results.
+"""Test matmuls in Triton and Gluon: configurations, refusals, and results in Triton's interpreter.
 
-The results of Gluon need a card: tests/device/test_hopper_matmuls.py.
+The results of Gluon need a card, so tests/device/test_hopper_matmuls.py tests them.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, re
 
 @pytest.fixture
 def device(cuda, monkeypatch):
-    """A Hopper that Triton drives."""
+    """Return the backend of a simulated Hopper card that Triton supports."""
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
     monkeypatch.setattr("mamf.operations.compilation.get_triton_device_type", lambda: "cuda")
     return cuda.kind(0)
@@ -157,7 +157,7 @@ def test_what_does_not_fit_or_compile_is_unsupported():
 
 
 class Recorded:
-    """A kernel of Triton's that keeps what it is launched with."""
+    """A fake Triton kernel that records the grid and the arguments of each launch."""
 
     def __init__(self):
         self.launches = []
@@ -212,8 +212,10 @@ print("right")
 
 @needs_triton
 def test_products_in_triton_are_right_when_interpreted():
-    """As Python, in a process of its own: Triton reads what to do when it is imported. Its interpreter multiplies no
-    bfloat16.
+    """Check the results of Triton kernels in Triton's interpreter, which runs them as Python code.
+
+    The check needs a separate process, because Triton reads TRITON_INTERPRET when it is imported. There is no case for
+    bfloat16, because the interpreter cannot multiply it.
     """
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     ran = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)

@@ -1,6 +1,6 @@
-"""Adapters and simulated sensors against what the vendors' libraries declare, as vendor_interfaces.json records it.
+"""Test adapters and simulated sensors against the interfaces of vendors' libraries in vendor_interfaces.json.
 
-``python tools/check_fakes.py`` reads the libraries' wheels and says what has changed since.
+``python tools/check_fakes.py`` reads the wheels of the libraries, and prints how they differ from this file.
 """
 
 import inspect
@@ -34,7 +34,7 @@ def test_the_library_has_whatever_the_adapters_use(library):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_recorded_function_is_still_seen_to_be_called(library):
-    """tools/adapter_uses.py follows calls through helpers that it knows by name."""
+    """Check that tools/adapter_uses.py finds each call. It sees calls through a helper only if it lists the helper."""
     called = {use.path for use in USES if use.arguments is not None}
     assert {f"{library}.{name}" for name in SNAPSHOT[library]["functions"]} <= called
 

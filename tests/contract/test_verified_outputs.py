@@ -1,4 +1,4 @@
-"""What mamf verify knows of a kernel's output: repeated bits, wrong tiles, and special values among the operands."""
+"""Test that ``mamf verify`` finds changed bits, wrong tiles and lost special values in the output of a kernel."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ SHAPE = MatmulShape(200, 330, 70)
 
 
 class Spoiled(TorchMm):
-    """torch.mm, after which ``spoil`` changes C."""
+    """A kernel that runs torch.mm and then lets ``spoil`` change C."""
 
     name = "spoiled"
 

@@ -1,4 +1,4 @@
-"""Kernels that are right once and cheat afterwards: none may pass, in any regime."""
+"""Test kernels that compute right results at first and cheat later: they must fail in every regime."""
 
 import gc
 import weakref
@@ -29,12 +29,16 @@ def backend(monkeypatch):
     brief = opened.sustained_traits.__class__(soak_seconds=0.02, settle_seconds=0.02)
     monkeypatch.setattr(type(opened), "sustained_traits", brief)
     monkeypatch.setattr(SustainedRegime, "max_settling_seconds", 0.02)
-    monkeypatch.setattr("mamf.kernel.MAX_OPERAND_SETS", 3)  # each set has its turn often
+    monkeypatch.setattr("mamf.kernel.MAX_OPERAND_SETS", 3)  # so that each set is launched often
     return opened
 
 
 class Cheat(TorchMm):
-    """A matmul that does ``trick`` instead of, or in addition to, some of its launches."""
+    """A matmul whose launches call ``trick``.
+
+    ``trick`` receives a function that computes the right result, the number of the launch, the index of the operand
+    set, and A.
+    """
 
     name = "cheat"
 
@@ -117,7 +121,7 @@ def test_no_cheat_passes(backend, trick, regimes):
 
 @pytest.mark.parametrize(("direction", "regime"), [("fwd", "sustained"), ("bwd", "burst"), ("fwd+bwd", "burst")])
 def test_an_attention_that_returns_memory_as_it_finds_it_is_caught(backend, regime, direction, monkeypatch):
-    """What it would find is what an earlier launch left there, and that was right."""
+    """Check kernels that return uninitialized memory, which may contain the right result of an earlier launch."""
     problem = AttentionProblem("float32", direction)
     kernel, counted = SdpaMath(), [0]
     right = kernel.attend
@@ -148,7 +152,7 @@ def test_an_attention_that_returns_memory_as_it_finds_it_is_caught(backend, regi
 
 
 class Compiling(TorchMm):
-    """Compiles each operand set in its first launch, and tells when."""
+    """A matmul that compiles in the first launch with each operand set, and then appends "compiled" to ``told``."""
 
     name = "compiling"
 
@@ -179,7 +183,7 @@ def test_nothing_compiles_in_a_timed_or_soaked_launch(backend, regime, monkeypat
 
 
 class Exhausting(SdpaMath):
-    """Runs out of memory in its launch, holding a tensor there."""
+    """Attention that runs out of memory in its launch while a local variable refers to a tensor."""
 
     held = None
 
@@ -191,7 +195,10 @@ class Exhausting(SdpaMath):
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 def test_a_row_that_ran_out_of_memory_holds_none_of_it(backend, direction):
-    """A cycle of exceptions would keep its traceback, and the tensors in it, until the collector runs."""
+    """Check that tensors of the failed launch are freed at once.
+
+    A reference cycle of exceptions would keep the traceback, and the tensors in it, until the next garbage collection.
+    """
     gc.disable()
     try:
         row = row_of(Exhausting(), backend, "burst", AttentionProblem("float32", direction), ATTENTION)

@@ -1,10 +1,10 @@
-"""What a kernel's launches are worth, as measuring finds it."""
+"""Verify the launches of a prepared kernel as a measurement does."""
 
 from mamf.engine.regimes.base import CheckedKernel, WrongResultError
 
 
 def verified(prepared):
-    """The verdict on every operand set, launched once from poisoned outputs."""
+    """Poison the outputs, launch once with each operand set, and return the verdict on the whole outputs."""
     checked = CheckedKernel(prepared)
     checked.poison_outputs()
     for launch in checked.launches:

@@ -1,4 +1,4 @@
-"""The contracts and the promises of the regimes on a real accelerator: ``python -m pytest tests/device``."""
+"""Test the contracts, the regimes and interrupted runs on a real accelerator: ``python -m pytest tests/device``."""
 
 import json
 import os

@@ -1,4 +1,7 @@
-"""The attention kernels that are installed, and a ceiling, on a real accelerator: ``python -m pytest tests/device``."""
+"""Test the installed attention kernels, and their share of a measured ceiling, on a real accelerator.
+
+Run these tests with ``python -m pytest tests/device``.
+"""
 
 import functools
 
@@ -49,7 +52,8 @@ def test_grouped_heads_are_right_or_refused(name):
 
 # -- FlashAttention --------------------------------------------------------------------------------------------------
 
-#: Each with what has no 192/128; everything else is right on Hopper, forward and backward.
+#: The head dimensions that each kernel does not support. All others in FLASH_SHAPES are right on Hopper, forward and
+#: backward.
 FLASH = {"flash-attn-2": ("192/128",), "flash-attn-3": (), "flash-attn-4": ()}
 FLASH_SHAPES = {
     "64": "b2h8q1024k1024d64",
@@ -68,7 +72,10 @@ FLASH_SHAPES = {
 
 @functools.cache
 def flash_rows(name):
-    """The rows of a kernel on all these shapes, by shape and direction, and in float16 on the first shape."""
+    """Measure a kernel on all FLASH_SHAPES, forward and backward, and on the first one also in float16.
+
+    Return the rows by shape, direction and dtype.
+    """
     shapes = tuple(map(AttentionShape.parse, FLASH_SHAPES.values()))
     problems = tuple(AttentionProblem("bfloat16", direction) for direction in ("fwd", "bwd"))
     plans = (
@@ -82,7 +89,7 @@ def flash_rows(name):
 
 @pytest.fixture
 def flash(request):
-    """Row of a FlashAttention kernel, verified in all of its output."""
+    """Return the name of a FlashAttention kernel. Skip the test if it is unavailable, or the device is not a Hopper."""
     name = request.param
     if missing := attention_kernel(name).explain_unavailability(ACCELERATOR):
         pytest.skip(str(missing))

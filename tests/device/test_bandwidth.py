@@ -1,4 +1,4 @@
-"""Memory bandwidth on a real accelerator: ``python -m pytest tests/device/test_bandwidth.py``."""
+"""Test memory bandwidth on a real accelerator: ``python -m pytest tests/device/test_bandwidth.py``."""
 
 import pytest
 from this_accelerator import ACCELERATOR
@@ -9,7 +9,8 @@ from mamf.operations.bandwidth.operation import ACCESS_PATTERNS, BandwidthShape
 from mamf.plugins.discovery import make_kernel, make_operation
 
 BANDWIDTH = make_operation("bandwidth")
-# The small ones fit in a cache of 60 MiB, all arrays of a pattern together, and outlast the launch of a kernel.
+# The arrays of a pattern with the shape SMALL (at most three, 16 MiB each) fit in a cache of 60 MiB. A pass over them
+# still takes longer than the launch of a kernel.
 LARGE, SMALL = BandwidthShape(2**30), BandwidthShape(2**24)
 
 
@@ -47,7 +48,7 @@ def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, patte
     assert peak is None or 0.3 * peak < row.best_rate * 1e12 < 1.02 * peak * 1.1
 
 
-# A write lands in the cache the first time too.
+# Leave out ``write``: even the first pass writes to the cache, so more passes are not faster.
 @pytest.mark.parametrize("pattern", [each for each in ACCESS_PATTERNS if each != "write"])
 def test_many_passes_show_the_cache(kernel, burst, pattern):
     once = measured(kernel, burst, SMALL, pattern=pattern)

@@ -1,4 +1,4 @@
-"""cuBLASLt's proposals on a card: ``python -m pytest tests/device/test_cublaslt.py``."""
+"""Test cuBLASLt's algorithms on a card: ``python -m pytest tests/device/test_cublaslt_layouts.py``."""
 
 import pytest
 from this_accelerator import ACCELERATOR

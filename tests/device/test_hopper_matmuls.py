@@ -1,4 +1,4 @@
-"""The Gluon and Triton matmul kernels for Hopper: ``python -m pytest tests/device/test_hopper_matmuls.py``."""
+"""Test the Gluon matmul kernel for Hopper: ``python -m pytest tests/device/test_hopper_matmuls.py``."""
 
 import pytest
 from this_accelerator import ACCELERATOR
@@ -8,7 +8,7 @@ from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.operations.matmul.operation import make_matmul_kernel
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
-#: Whole tiles, tiles beyond every border, fewer tiles than compute units, and many per program.
+#: Only whole tiles; partial tiles at every border; fewer tiles than compute units; many tiles per program.
 SHAPES = [(768, 512, 1024), (1001, 1152, 1152), (64, 128, 8192), (8192, 8192, 8192)]
 
 

@@ -1,4 +1,4 @@
-"""Work on a side stream of a card: ``python -m pytest tests/device/test_side_streams.py``."""
+"""Test kernels that work on a side stream of a card: ``python -m pytest tests/device/test_side_streams.py``."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ REGIMES = {
 
 
 class Aside(TorchMm):
-    """Multiplies the last ``share`` of the rows of A on a stream of its own, which nothing waits for."""
+    """A matmul that multiplies the last ``share`` of the rows of A on a side stream, and does not wait for it."""
 
     name = "aside"
 
@@ -49,7 +49,10 @@ def row_of(kernel, size, regime):
 @pytest.mark.parametrize("regime", REGIMES)
 @pytest.mark.parametrize(("size", "share"), [(1024, 1.0), (4096, 0.25), (4096, 0.5), (8192, 0.5), (8192, 1.0)])
 def test_work_on_a_side_stream_gains_nothing(size, share, regime):
-    """A host that queues both streams too slowly for the device leaves nothing to hide: an honest figure is allowed."""
+    """Check that mamf rejects the row, or that its rate is no higher than that of an honest kernel.
+
+    If the host queues work more slowly than the device does it, the side stream hides no work, and the rate is honest.
+    """
     row = row_of(Aside(share), size, regime)
     honest = row_of(TorchMm(), size, regime)
     assert row.status in ("wrong_result", "implausible") or row.best_rate < 1.02 * honest.best_rate, row.reason

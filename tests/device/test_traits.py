@@ -1,4 +1,4 @@
-"""What is measured of a real device in place of its adapter's constants, and the generic adapter on it."""
+"""Test the generic adapter, and the measurement of traits that replaces constants of adapters, on a real device."""
 
 import sys
 
@@ -11,7 +11,7 @@ from mamf.testing import BackendContract
 
 
 class Unclaimed(load_backend_class("accelerator")):
-    """The generic adapter, as if no other named this device."""
+    """The generic adapter, which here also accepts devices that have a dedicated adapter."""
 
     @classmethod
     def find_dedicated_backend(cls, device_type):
@@ -42,7 +42,7 @@ def test_measured_traits_are_credible():
     began = ACCELERATOR.now()
     found = measure_traits(ACCELERATOR)
     took = ACCELERATOR.now() - began
-    print(f"{took:.1f} s: {found}", file=sys.stderr)  # pytest -s shows what was found
+    print(f"{took:.1f} s: {found}", file=sys.stderr)  # pytest -s shows this line
     assert found.burst_traits.remark == found.sustained_traits.remark == ""
     assert found.burst_traits.wake_seconds < 0.05
     assert 0.001 <= found.burst_traits.train_seconds <= 0.1

@@ -1,4 +1,4 @@
-"""The accelerator of this machine, opened; modules that import it are skipped where there is none."""
+"""Open the accelerator of this machine. Without one, the modules that import this module are skipped."""
 
 import pytest
 

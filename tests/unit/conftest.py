@@ -1,4 +1,4 @@
-"""Fixtures that several tests share."""
+"""Provide the fixtures that several test files share."""
 
 import shutil
 from importlib.metadata import EntryPoint
@@ -12,7 +12,7 @@ from mamf.plugins import discovery
 
 @pytest.fixture(scope="session", autouse=True)
 def few_shapes():
-    """A find has little to search: how well it searches whole grids is tested in test_search.py."""
+    """Limit every search to a few shapes, because only test_search.py tests how well mamf searches whole grids."""
     with pytest.MonkeyPatch.context() as patch:
         search_little(patch)
         yield
@@ -20,7 +20,9 @@ def few_shapes():
 
 @pytest.fixture
 def registered(monkeypatch):
-    """The simulated kernel as an installed distribution declares one: a log names kernels, and resumes by name."""
+    """Register the simulated kernel under a name, as an installed distribution would. A log stores the names of its
+    kernels, and a resumed run loads the kernels by name.
+    """
     point = EntryPoint("simulated.mm", "mamf.testing:SimulatedMatmul", discovery.MATMUL_KERNEL_GROUP)
     others = discovery.find_entry_points
 
@@ -32,7 +34,7 @@ def registered(monkeypatch):
 
 @pytest.fixture(scope="session")
 def library_logs(tmp_path_factory):
-    """A folder of a log of each kind, written by the library."""
+    """Return a folder with the logs that ``library.write_logs`` writes. They cover several kinds of runs."""
     folder = tmp_path_factory.mktemp("logs")
     with pytest.MonkeyPatch.context() as monkeypatch:
         library.install(monkeypatch)
@@ -42,7 +44,7 @@ def library_logs(tmp_path_factory):
 
 @pytest.fixture
 def machine(library_logs, tmp_path, monkeypatch):
-    """In a folder with those logs, on a machine whose accelerator is simulated."""
+    """Change to a folder with a copy of ``library_logs``, and make the simulated accelerator the only accelerator."""
     library.install(monkeypatch)
     shutil.copytree(library_logs, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Run logs for the tests of contribution: honest ones of runs in virtual time, and what is asked of them."""
+"""Make valid run logs in virtual time for the tests of contributed results, and read parts of logs."""
 
 import json
 import math
@@ -19,12 +19,16 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 NORMAL = {"dtype": "bfloat16", "out_dtype": "bfloat16", "layout": "nt", "data": "normal", "seed": 0}
 NORMAL["fast_accumulation"] = False
 ZEROS = NORMAL | {"data": "zeros"}
-# As a card of known peaks gives it.
+# The device fields of a real card whose peak rates mamf knows.
 DEVICE = {"backend": "cuda", "name": "NVIDIA H100 80GB HBM3", "vendor": "NVIDIA", "driver": "580.1", "uuid_hash": "abc"}
 
 
 def measured(folder, *arguments):
-    """The records of a run in virtual time, as if it had been on a card of a committed checkout."""
+    """Run a command on the simulated device and return the records of its log, in virtual time.
+
+    The records are changed so that the run seems to come from a real card and from a checkout without uncommitted
+    changes.
+    """
     path = folder / "measured.jsonl"
     assert main([*arguments, "--output", str(path)]) == 0
     records = [record for _, record in parse_records(path, read_lines(path))]
@@ -35,7 +39,10 @@ def measured(folder, *arguments):
 
 
 def in_virtual_time(records):
-    """The records, each written when its samples had been taken."""
+    """Set the times in the records to when a real device would have taken their samples, and return the records.
+
+    The start moves one hour back, so that no record is in the future.
+    """
     passed, begun = 0.0, datetime.fromisoformat(records[0]["started"]) - timedelta(hours=1)
     records[0]["started"] = begun.isoformat()
     for record in records[1:]:
@@ -47,8 +54,9 @@ def in_virtual_time(records):
 
 
 def search_little(patch):
-    """A coarse grid, few shapes, few candidates and their next neighbours, for logs of a search; how well it searches
-    is tested in test_search.py.
+    """Make searches short: a coarse grid, few shapes, and few candidates with only their nearest neighbors.
+
+    This is enough for tests that only need the log of a search. test_search.py tests how well mamf searches.
     """
     patch.setattr(SearchOptions, "scouts", 24)
     patch.setattr(SearchOptions, "refinements", 36)
@@ -65,12 +73,12 @@ def write(path, records):
 
 
 def found(path):
-    """Rule ids of the errors."""
+    """Return the rules that reject a log. Warnings do not count."""
     return {finding.rule for finding in review_log(path).findings if not finding.is_warning}
 
 
 def best(records):
-    """The row that the summary names in burst."""
+    """Return the row that the summary names as the best of the burst regime."""
     shape = records[-1]["best"]["burst"]["shape"]
     return next(row for row in rows(records) if "x".join(map(str, row["shape"].values())) == shape)
 

@@ -1,4 +1,4 @@
-"""Third-party kernels and a device that end the process, for tests that run mamf in processes of their own."""
+"""Define kernels and a device that crash or end the process, for tests that run mamf in separate processes."""
 
 import ctypes
 import os
@@ -11,7 +11,9 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 
 class Crashing(SimulatedMatmul):
-    """Does at some sizes of M what ``ENDS`` says; all launches are noted in the file ``launches``."""
+    """A kernel that calls the function that ``ENDS`` gives for M before each launch. Most of these functions kill the
+    process; some delete or replace the log. Each launch adds a line with M to the file ``launches``.
+    """
 
     name = "crashing.mm"
     ENDS: ClassVar[dict] = {
@@ -37,7 +39,7 @@ class Crashing(SimulatedMatmul):
 
 
 class CrashingOnce(SimulatedMatmul):
-    """At its first launch after a log of bfloat16 exists."""
+    """A kernel that crashes once: at its first launch after ``log-bfloat16.jsonl`` exists."""
 
     name = "crashing-once.mm"
 
@@ -54,12 +56,13 @@ class CrashingOnce(SimulatedMatmul):
 
 
 def wait_for_signal():
-    """signal.pause would wait forever for a signal that arrives just before it."""
+    """Wait for a signal. signal.pause would wait forever if the signal arrived just before the call."""
     while True:
         time.sleep(0.01)
 
 
 def be_aborted_by_signal():
+    """Send SIGINT to the parent process, and abort when the parent passes the signal on."""
     try:
         os.kill(os.getppid(), signal.SIGINT)
         wait_for_signal()
@@ -68,19 +71,19 @@ def be_aborted_by_signal():
 
 
 class Waiting(Crashing):
-    """Waits at one size for a signal, once."""
+    """A kernel that waits for a signal at its first launch with M = 512."""
 
     ENDS: ClassVar[dict] = {512: lambda: Path("waits").exists() or (Path("waits").touch(), wait_for_signal())}
 
 
 class AbortedBySignal(Crashing):
-    """Crashes as a library may that a signal interrupts."""
+    """A kernel that aborts when a signal interrupts it, as some libraries do."""
 
     ENDS: ClassVar[dict] = {512: be_aborted_by_signal}
 
 
 class Lost(SimulatedBackend):
-    """Is lost with the first launch of some matmuls, for as long as the process lives."""
+    """A device that becomes unusable at the first launch with M = 512, and stays unusable until the process ends."""
 
     is_lost = False
 
@@ -95,6 +98,8 @@ class Lost(SimulatedBackend):
 
 
 class Losing(SimulatedMatmul):
+    """A kernel for the device ``Lost``."""
+
     name = "losing.mm"
 
     def make_launch_function(self, device, problem, shape):
@@ -103,14 +108,16 @@ class Losing(SimulatedMatmul):
 
 
 class FaultyLibrary(SimulatedMatmul):
-    """Crashes when it is asked what it supports."""
+    """A kernel that crashes when mamf asks whether it supports a problem."""
 
     def explain_unsupported_problem(self, backend, problem):
         os.kill(os.getpid(), signal.SIGSEGV)
 
 
 class Leaving(Crashing):
-    """Ends its process at some sizes with an exit code, printing before that in every way there is."""
+    """A kernel that ends the process with an exit code at some sizes of M. At two of them, it first prints from Python,
+    to a file descriptor, and from C.
+    """
 
     @staticmethod
     def leave(code):
@@ -124,7 +131,7 @@ class Leaving(Crashing):
 
 
 class LeavingLibrary(SimulatedMatmul):
-    """Whose library ends the process when it is asked for."""
+    """A kernel that ends the process when mamf creates it, as a library may when it is imported."""
 
     def __init__(self):
         os._exit(0)

@@ -1,4 +1,4 @@
-"""Small logs of mamf-finder 2 to 4. Hosts, users and paths in them are invented."""
+"""Provide short sample logs of mamf-finder, versions 2 to 4. Their hosts, users and paths are invented."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ def head(
     bullet: str = "",
     notes: str = "",
 ) -> str:
-    """``bullet`` "- " is the newer form of it."""
+    """Return the head of a log.
+
+    - ``bullet``: "- " for the newer format, which has bullets and lists environment variables; empty for the older one.
+    """
     variables = "** Critical environment variables:\n- PYTORCH_TUNABLEOP_ENABLED=1\n\n" if bullet else ""
     return f"""
 Benchmark started on 2025-01-04 16:01:02
@@ -54,14 +57,16 @@ V2_NOTES = f"benchmark version: 2\nnode of {USER}, see /opt/{USER}/readme, GPU-{
 NEW_NOTES = f"- {V2_NOTES}"
 WARM_UP = "Warming up the accelerator for 30 secs ... accelerator warmup finished\n"
 
-# Three numbers that differ: which one is the reduction must show.
+# M, N and K differ, so that a test notices if the parser takes another dimension for K.
 FIRST, SECOND, THIRD = "256x1024x4096", "512x1024x4096", "768x1024x4096"
 
 ROWS = ((1, 100.0, FIRST), (2, 300.5, SECOND), (3, 200.0, THIRD))
 
 
 def three_row(number: int, mean: float, shape: str, best: float, order: str = "mean median max", end: str = " ") -> str:
-    """A row of version 2: the median is 1 above the mean, the maximum 10."""
+    """Return a row of version 2. In the row and in the best figures, the median is 1 TFLOPS above the mean, and the
+    maximum is 10 TFLOPS above the mean.
+    """
     figures = {"mean": 0.0, "median": 1.0, "max": 10.0}
     row = " ".join(f"{mean + figures[name]:6.1f}({name})" for name in order.split())
     bests = " ".join(f"{best + figures[name]:6.1f}({name})" for name in order.split())
@@ -116,7 +121,8 @@ WARMUP_INTERRUPTED = (
     + "Legend: TFLOPS = 10**12 FLOPS\nElapsed time: 0:00:12\n"
 )
 
-# Pasted from a terminal into an issue, by a wrapper script and with what libraries print in between.
+# A log that a user copied from a terminal into an issue. The output of a wrapper script surrounds it, messages of
+# libraries interrupt it, and Markdown escapes changed it.
 DAMAGED = f"""$ ./run_all.sh
 === device 0 ===
 ```

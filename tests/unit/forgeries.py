@@ -1,4 +1,4 @@
-"""Logs whose samples were made up: read one, change its samples, recompute every figure that follows, write it."""
+"""Make forged logs for tests: change the samples of a log, and recompute the figures that depend on them."""
 
 import copy
 import json
@@ -11,7 +11,7 @@ from mamf.logs.run_log import build_run_log, parse_records, read_lines
 
 
 def read(path):
-    """Read the records of a log, to be changed."""
+    """Read the records of a log, as copies that the caller may change."""
     return copy.deepcopy([record for _, record in parse_records(path, read_lines(path))])
 
 
@@ -25,13 +25,13 @@ def rows_of(records):
 
 
 def scale(records, times):
-    """Make every sample so many times as fast."""
+    """Divide the time of every sample by ``times``, so that each kernel looks faster by this factor."""
     for record in rows_of(records):
         record["samples_seconds"] = [round(sample / times, 9) for sample in record["samples_seconds"]]
 
 
 def recompute(path, records):
-    """Recompute every figure that follows from the samples, as mamf writes it."""
+    """Recompute all figures that depend on the samples: in rows, in ceilings and in the summary. Return the records."""
     for _, record, row in _make_reviewed_log(path, records).rows:
         again = make_measurement_record(row)
         record.update({name: again[name] for name in record if name in again and name != "time"})

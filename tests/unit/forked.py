@@ -1,4 +1,7 @@
-"""Processes that import nothing anew: copies of the one that runs the tests, as ranks, commands or their children."""
+"""Fork the test process to get ranks, mamf commands, and the processes that mamf commands start.
+
+A fork starts faster than a new process, because it imports nothing again.
+"""
 
 import faulthandler
 import json
@@ -13,17 +16,20 @@ import traceback
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stderr, redirect_stdout
 
-import numpy.random  # noqa: F401  (a search needs it: once for all of them)
+import numpy.random  # noqa: F401  (searches need it: import it here, and not in every forked process)
 from tqdm import tqdm
 
 from mamf.cli import main, terminal
 
-#: No test waits longer for what hangs.
+#: Time limit for each process that a test starts, so that a process that hangs fails its test.
 LONGEST_SECONDS = 100
 
 
 def forked(of_rank, environments):
-    """What ``of_rank(rank)`` returns in each process, as JSON has it; None of one that ended without."""
+    """Call ``of_rank(rank)`` in one process for each of ``environments``. Return the results.
+
+    The results pass through JSON. The result of a process that ended without returning one is None.
+    """
     running = []
     for rank, environment in enumerate(environments):
         reading, writing = os.pipe()
@@ -46,7 +52,7 @@ def forked(of_rank, environments):
 
 
 def _fork(work, environment):
-    """The process's id."""
+    """Run ``work`` in a copy of this process with additional environment variables. Return its process ID."""
     sys.stdout.flush()
     parent, code = os.getpid(), 1
     try:
@@ -54,8 +60,8 @@ def _fork(work, environment):
             return process
         try:
             signal.alarm(LONGEST_SECONDS)
-            # Processes share tqdm's lock with their copies. A copy that a signal ends while it holds the lock would
-            # block this process forever, so give each copy a lock of its own.
+            # A copy shares tqdm's lock with this process. If a signal ended the copy while it holds the lock, this
+            # process would wait for the lock forever. So give each copy a separate lock.
             tqdm.set_lock(threading.RLock())
             os.environ.update(environment)
             with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):  # noqa: PTH123
@@ -65,13 +71,13 @@ def _fork(work, environment):
         finally:
             os._exit(code)
     finally:
-        # An interrupt may come at any moment, and no copy may go on with the tests.
+        # An interrupt may arrive at any point above. Even then, the copy must not return and continue the tests.
         if os.getpid() != parent:
             os._exit(code)
 
 
 class _Process:
-    """A copy of this process, waited for and told as subprocess.Popen does."""
+    """A copy of this process with methods of subprocess.Popen: poll, wait, kill, terminate and send_signal."""
 
     def __init__(self):
         self.returncode, self._polling = None, threading.Lock()
@@ -103,7 +109,11 @@ class _Process:
 
 
 class Command(_Process):
-    """``python -m mamf`` with these arguments, in a session of its own, watched as such a process is."""
+    """A copy of this process that does the same as ``python -m mamf`` with these arguments, in a separate session.
+
+    As for a real command, a second process watches the run. ``prepare``: a function that the copy calls before the
+    command. ``environment``: additional environment variables.
+    """
 
     def __init__(self, arguments, folder=".", prepare=lambda: None, **environment):
         self.args = [sys.executable, "-m", "mamf", *arguments]
@@ -115,7 +125,7 @@ class Command(_Process):
         super().__init__()
 
     def communicate(self, timeout=LONGEST_SECONDS):
-        """All that was printed, until this process and those that it started have closed what they print to."""
+        """Return the output to stdout and stderr. Wait until the command and its child processes have closed both."""
         with ThreadPoolExecutor() as pool:
             printed = tuple(pool.map(_read, self._printed))
         self.wait(timeout)
@@ -132,7 +142,8 @@ def _command(arguments, folder, printed, prepare):
     os.chdir(folder)
     prepare()
     faulthandler.disable()
-    # Of one Ctrl-C that arrives twice the second may come as the process ends, where Python's handler would raise.
+    # Ctrl-C may arrive twice, the second time while the process ends. Python's default handler would then raise a
+    # KeyboardInterrupt, so do not use it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for number, file in enumerate([os.open(os.devnull, os.O_RDONLY), *printed]):
@@ -147,7 +158,10 @@ def _command(arguments, folder, printed, prepare):
 
 
 class Child(_Process):
-    """A command of mamf as subprocess.Popen would start it."""
+    """A copy of this process that runs a command of mamf, as a substitute for subprocess.Popen.
+
+    ``command``: the interpreter, ``-m``, ``mamf`` and the arguments. ``environment``: additional environment variables.
+    """
 
     def __init__(self, command, environment):
         assert command[1:3] == ["-m", "mamf"]
@@ -156,7 +170,7 @@ class Child(_Process):
         def work():
             os.setsid()
             os.close(self._telling)
-            terminal._REPORT_STREAMS.clear()  # the stdout of the process that starts it
+            terminal._REPORT_STREAMS.clear()  # it contains the stdout of the parent process
             sys.stdin = open(listening)  # noqa: PTH123, SIM115
             out, err = (open(writing, "w", buffering=1) for _, writing in pipes)  # noqa: PTH123, SIM115
             with redirect_stdout(out), redirect_stderr(err):

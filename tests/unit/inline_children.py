@@ -1,4 +1,7 @@
-"""Children of a supervisor as calls in this process, one after the other: each measures in its own virtual time."""
+"""Run the child processes of a supervisor as function calls in this process, one after another.
+
+Each child opens its own simulated device, so each measures in its own virtual time.
+"""
 
 import io
 from contextlib import redirect_stderr, redirect_stdout
@@ -7,7 +10,11 @@ from mamf.cli import main
 
 
 class Inline:
-    """A command of mamf that has run when it is started. ``gone``: indices of devices that are killed instead."""
+    """A stand-in for a child process: its constructor runs the mamf command in this process.
+
+    ``gone``: the indices of devices whose command does not run. The exit code is then -9, as if the child had been
+    killed.
+    """
 
     gone: tuple = ()
 

@@ -1,4 +1,4 @@
-"""A machine for the library and the examples of its documentation: an accelerator in virtual time, and some logs."""
+"""Simulate a machine for tests of the Python API and of the examples in its documentation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POINTS = {
 
 
 def short(planned, sizes=(4096, 8192), scouts=6):
-    """``plan_search`` that leaves a search few shapes."""
+    """Return a ``plan_search`` whose plans have few shapes. ``planned``: the original ``plan_search``."""
 
     def plan_search(*arguments, **options):
         plan, kernels = planned(*arguments, **options)
@@ -37,7 +37,7 @@ def short(planned, sizes=(4096, 8192), scouts=6):
 
 
 def install(monkeypatch):
-    """Make the simulated accelerator the only one of this machine, and its search a short one."""
+    """Make the simulated accelerator the only accelerator of this machine, and make searches short."""
     others = discovery.find_entry_points
 
     def points(group):
@@ -52,7 +52,7 @@ def install(monkeypatch):
 
 
 def write_logs(folder):
-    """The logs that examples read."""
+    """Write the logs that the examples in the documentation read."""
     list(mamf.sweep(["4096x4096x4096", "8192x8192x8192"], log=folder / "sweep.jsonl"))
     for name in ("before", "after"):
         shutil.copy(folder / "sweep.jsonl", folder / f"{name}.jsonl")

@@ -1,4 +1,4 @@
-"""Plans as tests write them, in one line."""
+"""Build the plans of tests in one line."""
 
 from dataclasses import fields
 
@@ -11,22 +11,22 @@ _SEARCH = {field.name for field in fields(SearchOptions)}
 
 
 def setup_of(plan, kernels, backend, rows=()):
-    """A plan on an opened device, for a strategy."""
+    """Return the setup of a run, from which tests make a strategy: a plan, its kernels and an opened device."""
     return RunSetup(plan, backend, list(zip(plan.kernels, kernels, strict=True)), list(rows))
 
 
 def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):
-    """A sweep of matmuls."""
+    """Return a plan that sweeps matmul shapes with one kernel."""
     options = {"order": SHUFFLED_ORDER} | {name: given.pop(name) for name in _OPTIONS & given.keys()}
     return Plan(SWEEP, MATMUL, (problem,), (kernel,), tuple(shapes), regimes, options=SweepOptions(**options), **given)
 
 
 def kernels_plan(operation, shapes, problems, kernels, regimes=("burst",), **given):
-    """A sweep of kernels of an operation."""
+    """Return a plan that sweeps shapes of any operation with several kernels."""
     return Plan(SWEEP, operation, tuple(problems), tuple(kernels), tuple(shapes), regimes, **given)
 
 
 def search_plan(problem, kernels, grid, regimes=("burst", "sustained"), **given):
-    """A search for ceilings of matmuls."""
+    """Return a plan that searches a grid for the matmul ceilings of a device."""
     options = SearchOptions(grid, **{name: given.pop(name) for name in _SEARCH & given.keys()})
     return Plan(FIND, MATMUL, (problem,), tuple(kernels), regimes=regimes, options=options, **given)

@@ -1,4 +1,4 @@
-"""Rates for tests: ceilings as a search confirms them, and as contributed.csv has them."""
+"""Make ceilings for tests: as a search confirms them, and as contributed.csv lists them."""
 
 from mamf.ceilings.ceiling import Ceiling
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
@@ -10,12 +10,12 @@ USUAL |= {"shape": MatmulShape(8192, 8192, 8192), "round_count": 9}
 
 
 def ceiling(rate, **changes):
-    """A ceiling with an interval of 1 % to each side."""
+    """Return a ceiling with an interval of +-1 %. ``changes``: other fields to set."""
     return Ceiling(**USUAL | {"rate": rate, "interval": Interval(0.99 * rate, 1.01 * rate, 0.95)} | changes)
 
 
 def contributed(device, compute_units, power_limit_watts, rate, dtype="bfloat16", regime="sustained", **changes):
-    """A ceiling as contributed.csv has it."""
+    """Return a ceiling as contributed.csv lists it, with an interval of +-1 %."""
     of = {"device": device, "compute_units": compute_units, "power_limit_watts": power_limit_watts, "dtype": dtype}
     interval = Interval(0.99 * rate, 1.01 * rate, 0.95)
     return ContributedRate(rate=rate, interval=interval, regime=regime, source="contributed", **of, **changes)

@@ -1,4 +1,4 @@
-"""Reports as text, as tests ask for them."""
+"""Render reports as text, for tests."""
 
 from mamf.profiling.log import make_profile_document
 from mamf.report.explanation import make_explanation_document

@@ -1,4 +1,7 @@
-"""A node of simulated devices, for processes of any kind: what is wrong with each is told by the environment."""
+"""Simulate a node with several devices, some of them faulty.
+
+Environment variables set the number of devices and their faults, so that child processes see the same node.
+"""
 
 import json
 import os
@@ -30,7 +33,12 @@ class Matmul(SimulatedMatmul):
 
 
 class Node(SimulatedBackend):
-    """``FAULTS``: by index, ``{"physics": {...}}``, or what happens when the device is opened: closed, gone, hangs."""
+    """A simulated device, which may have a fault.
+
+    The environment variable named by ``FAULTS`` contains the faults as JSON, by device index. A fault is either an
+    object ``{"physics": {...}}`` with arguments of Physics, or what happens when the device is opened: ``"closed"``
+    raises an error, ``"gone"`` ends the process, and ``"hangs"`` never returns.
+    """
 
     @classmethod
     def count_devices(cls):
@@ -60,7 +68,7 @@ def short_plan(*arguments, **options):
 
 
 def install(patch):
-    """Make it the only accelerator here, and the search a short one."""
+    """Make the simulated node the only accelerator, shorten searches, and skip the checks of host load and checkout."""
     others = discovery.find_entry_points
 
     def points(group):

@@ -1,4 +1,4 @@
-"""The library as calls: rows stream, logs are kept, text is taken where the command line takes it."""
+"""Test the Python API: rows arrive one by one, logs are written, and arguments may be text as on the command line."""
 
 import re
 import subprocess
@@ -60,7 +60,7 @@ def test_values_are_given_alone_or_as_several(backend):
 
 
 def test_a_dtype_may_be_that_of_torch(backend):
-    class TorchDtype:  # str(torch.bfloat16) is this text too
+    class TorchDtype:  # str(torch.bfloat16) returns the same text
         def __str__(self):
             return "torch.bfloat16"
 

@@ -1,4 +1,4 @@
-"""The structure of the code: which package may import which, and what packaging promises."""
+"""Test the structure of the code: which modules may import which, and whether the packaging metadata is complete."""
 
 import ast
 import functools
@@ -16,7 +16,8 @@ else:
 
 ROOT = Path(__file__).resolve().parents[2]
 CORE = sorted(path for path in (ROOT / "mamf").rglob("*.py"))
-#: The packages from the ground up, each with what belongs there. A package imports from those above it in this table.
+#: The packages (layers) and their content, from the lowest to the highest. A package may import only from itself and
+#: from the packages that are listed before it.
 LAYERS = {
     "mamf/*.py": "interfaces of backends, kernels and operations; plans, rows, statistics: data and pure code",
     "machine": "what a log says about machine and software, without private data; checks of the machine",
@@ -39,23 +40,20 @@ LAYERS = {
 ORDER = list(LAYERS)
 GROUND = ORDER[0]
 MAY_IMPORT_TORCH = {"torch_backend.py"}
-#: What an operation declares, in modules that reading a log imports; an operation of two modules has its own name.
+#: The modules in mamf/operations that declare operations. Reading a log imports them, so they must not import torch.
+#: The second line lists the operations without a folder, such as ``batched`` (its kernels are in ``batched_kernels``).
 DECLARATIONS = ("__init__", "operation", "shapes", "unknown")
 DECLARATIONS += ("batched", "collective", "copies", "grouped", "overlap")
-#: What imports a library of its own: torch's counter, transformers, lightning.
+#: The folder of modules that may import the library that they integrate: torch, transformers or lightning.
 INTEGRATIONS = "integrations/"
-#: What kernels share, beside the operations.
-SHARED_BY_KERNELS = (
-    "compilation",
-    "isolated",
-    "operand_sets",
-    "products",
-    "quantization",
-    "freivalds",
+#: The modules in mamf/operations with code that several kernels share. They may import torch.
+SHARED_BY_KERNELS = tuple(
+    f"operations/{name}.py"
+    for name in ("compilation", "freivalds", "isolated", "matmul_operands", "operand_sets", "quantization")
 )
-#: Runs a script's steps, and launches, under torch's profiler.
+#: The modules that run steps of a script, or launches, under torch's profiler.
 PROFILER = ("profiling/running.py", "profiling/watches.py")
-#: Where ranks meet, by torch.distributed.
+#: The module that connects ranks through torch.distributed.
 GROUP = ("node/group.py",)
 PURE = ("operations/matmul/shapes.py", "statistics.py", "dtypes.py", "errors.py", "text.py")
 
@@ -66,7 +64,9 @@ def nodes(path):
 
 
 def imports(path):
-    """The modules that a file imports; of ``from package import name`` the module of that name, if it is one."""
+    """Yield the modules that a file imports. For ``from package import name``, yield ``package.name`` if it is a module
+    of mamf, and ``package`` if not.
+    """
     for node in nodes(path):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -77,43 +77,47 @@ def imports(path):
 
 @functools.cache
 def is_module(name):
-    """Whether a dotted name is a file of ours, and no package."""
+    """Return whether a dotted name is the name of a module of mamf that is not a package."""
     return name.startswith("mamf.") and (ROOT / name.replace(".", "/")).with_suffix(".py").is_file()
 
 
 def strings(path):
-    """Modules of ours that a file names by string."""
+    """Return the modules of mamf that a file names in string constants."""
     texts = (node.value for node in nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str))
     return [text for text in texts if is_module(text)]
 
 
 def module_of(path):
-    """``ceilings.roof`` for mamf/ceilings/roof.py; the file of a package has the package's name."""
+    """Return the dotted name of a file below mamf/, such as ``ceilings.roof`` for mamf/ceilings/roof.py. An __init__.py
+    gets the name of its package.
+    """
     parts = path.relative_to(ROOT / "mamf").with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
 
 
 def package_of(module):
-    """The layer of a module by its dotted name."""
+    """Return the layer of a module. ``module``: its dotted name, with or without ``mamf.`` in front."""
     first = module.removeprefix("mamf.").partition(".")[0]
     return first if first in LAYERS else GROUND
 
 
 def is_adapter(path):
-    """Whether a file has kernels: reached through discovery alone, and free to import torch."""
-    is_in_operations = path.relative_to(ROOT / "mamf").parts[0] == "operations"
-    return is_in_operations and path.stem not in (*DECLARATIONS, *SHARED_BY_KERNELS)
+    """Return whether a file defines kernels. Such a file may import torch, but other modules must not import it: mamf
+    loads kernels only through entry points.
+    """
+    inside = path.relative_to(ROOT / "mamf").as_posix()
+    return inside.startswith("operations/") and path.stem not in DECLARATIONS and inside not in SHARED_BY_KERNELS
 
 
 def offenders(what_is_wrong, paths=CORE):
-    """By file, what is wrong with those that break a rule."""
+    """Return the violations that ``what_is_wrong`` finds in each file, by file. Leave out files without violations."""
     found = {path.relative_to(ROOT).as_posix(): list(what_is_wrong(path)) for path in paths}
     return {path: wrong for path, wrong in found.items() if wrong}
 
 
 def may_import_torch(path):
     inside = path.relative_to(ROOT / "mamf").as_posix()
-    is_shared = inside in (*PROFILER, *GROUP) or inside in {f"operations/{name}.py" for name in SHARED_BY_KERNELS}
+    is_shared = inside in (*PROFILER, *GROUP, *SHARED_BY_KERNELS)
     return path.name in MAY_IMPORT_TORCH or is_adapter(path) or is_shared or inside.startswith(INTEGRATIONS)
 
 
@@ -160,7 +164,7 @@ def test_every_folder_is_a_layer_and_every_layer_has_files():
 
 
 def diagram():
-    """The layers as docs/architecture.md shows them, the highest first."""
+    """Return the list of layers as docs/architecture.md shows it, with the highest layer first."""
     width = max(map(len, ORDER))
     return "".join(f"{name:<{width}}  {LAYERS[name]}\n" for name in reversed(ORDER))
 
@@ -189,7 +193,7 @@ def test_what_a_device_can_is_asked_of_it_and_not_of_its_name():
     assert offenders(names_compared, [path for path in CORE if "testing" not in path.parts]) == {}
 
 
-#: What reading, checking, comparing and drawing logs must do without: all that measures.
+#: Modules that measure. Reading, checking, comparing and drawing logs must not import them.
 ENGINE = ("mamf.engine.measure", "mamf.engine.regimes.base", "mamf.engine.search.strategy", "torch")
 
 
@@ -206,7 +210,7 @@ READERS = (
 
 
 def test_logs_are_read_without_the_engine():
-    """What one of them imports stays imported: one process shows it of all."""
+    """Check all readers in one process. This is enough, because imported modules stay in ``sys.modules``."""
     code = (
         "import importlib, sys\n"
         f"for reader in {READERS!r}:\n"
@@ -222,7 +226,7 @@ def test_pure_modules_know_no_clock_and_no_device(name):
     assert not {"time", "os", "torch", "numpy"} & set(imports(ROOT / "mamf" / name))
 
 
-#: Where foreign text is made harmless.
+#: The only module that may print. It escapes control characters in texts from plugins and logs.
 MAY_PRINT = (ROOT / "mamf" / "cli" / "terminal.py",)
 
 
@@ -247,7 +251,7 @@ def test_files_stay_readable():
 
 
 def test_every_package_is_found():
-    """setup.py finds them: a folder of the core without __init__.py would be left out."""
+    """Check that each folder with modules has an __init__.py, because setup.py leaves out folders without this file."""
     with_modules = {path.parent for path in CORE}
     assert not [folder for folder in with_modules if not (folder / "__init__.py").exists()]
 
@@ -258,4 +262,4 @@ def test_pyproject_files_and_discovered_names_agree():
     assert set(declared["mamf.backends"]) == files
     for group, points in declared.items():
         found = {point.name: point.value for point in entry_points(group=group) if point.dist.name == "mamf"}
-        assert found == points, "stale installation: run 'pip install -e .' again"
+        assert found == points, "the installed metadata is out of date: run 'pip install -e .' again"

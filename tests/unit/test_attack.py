@@ -1,4 +1,4 @@
-"""The attacks of tools/attack.py, small and seeded, and what they found, a test each."""
+"""Run small, seeded versions of the attacks in tools/attack.py, and test each fault that the attacks have found."""
 
 import json
 import shutil
@@ -14,7 +14,7 @@ from forked import Command
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Honest logs of each kind, by name."""
+    """Return the paths of undamaged logs of each kind, by name."""
     with little_work():
         return make(tmp_path_factory.mktemp("honest"))
 
@@ -31,7 +31,7 @@ def assert_survived(counts):
 
 
 def test_damaged_logs_are_read_or_refused_in_a_line(logs, folder, monkeypatch):
-    monkeypatch.setattr(inputs, "DRAWN_EVERY", 10**6)  # drawing is slow, and tested in test_plot.py
+    monkeypatch.setattr(inputs, "DRAWN_EVERY", 10**6)  # draws the first log only, because drawing is slow
     assert_survived(inputs.attack_logs(logs, folder, Random(0), 25))
 
 
@@ -54,7 +54,7 @@ def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
     assert_survived(faults.attack_processes(folder, Random(0), 2))
 
 
-# -- what they found ---------------------------------------------------------------------------------------------------
+# -- faults that the attacks have found --------------------------------------------------------------------------------
 
 
 def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
@@ -65,7 +65,10 @@ def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
 
 
 def changed(path, number, value, *way):
-    """A log with another value in one place of a line, counted from 0."""
+    """Replace a value in one line of a log. The new value None deletes the field ``left``.
+
+    ``number``: the index of the line, from 0. ``way``: the keys that lead to the value.
+    """
     lines = path.read_text().splitlines()
     record = holder = json.loads(lines[number])
     for name in way[:-1]:
@@ -107,11 +110,11 @@ def test_a_summary_may_not_say_what_is_left(folder, logs):
     assert "complete; 6 measurements" in call(["show", str(path)], Counts("left")).out
 
 
-# -- files without bound ---------------------------------------------------------------------------------------------
+# -- inputs of unlimited size ------------------------------------------------------------------------------------------
 
 
 class Smallest(Random):
-    """Draws the first of what there is to choose from: the smallest size."""
+    """A random generator that always chooses the first value. The attacks list the smallest size first."""
 
     def choice(self, values):
         return values[0]
@@ -119,12 +122,13 @@ class Smallest(Random):
 
 @pytest.mark.parametrize("kind", inputs.UNBOUNDED)
 def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, monkeypatch):
-    # What is longer is refused: a quarter of what a user may give.
+    # Lower the limits on the sizes of inputs to an eighth or a quarter, so that smaller inputs exceed them.
     monkeypatch.setattr("mamf.cli.reading.MAX_LOG_BYTES", 64 << 20)
     monkeypatch.setattr("mamf.logs.finder.MAX_FINDER_LOG_BYTES", 32 << 20)
     monkeypatch.setattr("mamf.logs.run_log.MAX_LOG_LINE_BYTES", 2 << 20)
     monkeypatch.setattr(inputs, "BOMB_BYTES", 40 << 20)
-    # Half of what is drawn: what takes time by the square of it would take a quarter.
+    # The sizes are about half of those in tools/attack.py. Code whose time grows with the square of the size takes a
+    # quarter of the time on them, so the time limit is a quarter too.
     monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)
     counts = Counts(kind)
     inputs.UNBOUNDED[kind](logs["sweep"], folder, Smallest(0), counts)

@@ -1,4 +1,4 @@
-"""Attention's arithmetic, and the sweep of kernels on an accelerator in virtual time."""
+"""Test attention: its FLOP and bytes, sweeps of its kernels in virtual time, and ``mamf attention``."""
 
 import csv
 import dataclasses
@@ -34,7 +34,7 @@ class SlowAttention(SimulatedAttention):
     peak_share = 0.35
 
 
-# -- shapes ----------------------------------------------------------------------------------------------------------
+# -- FLOP and bytes --------------------------------------------------------------------------------------------------
 
 sizes = st.integers(1, 24)
 

@@ -1,4 +1,7 @@
-"""The ceiling that ``mamf attention`` searches for itself: within the budget, in the log, and going on when resumed."""
+"""Test the search for a matmul ceiling that ``mamf attention`` runs before it measures its own rows.
+
+The tests cover the time budget of the search, its rows in the log, and the resuming of an interrupted search.
+"""
 
 import copy
 import json
@@ -25,7 +28,7 @@ STEPS = 4
 
 @pytest.fixture(autouse=True)
 def default_kernel(monkeypatch, registered):
-    """The simulated matmul."""
+    """Provide the simulated matmul as the default kernel, so that the search measures it."""
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
 
 
@@ -41,7 +44,7 @@ def resume(run):
 
 @pytest.fixture
 def whole(attention, tmp_path):
-    """A complete log and what was printed of it."""
+    """Provide a complete log, ``run.jsonl``. Return the exit code and output of its run, and the bytes of the log."""
     path = tmp_path / "run.jsonl"
     if not WHOLE:
         code, out, _ = attention("--format", "csv")
@@ -50,7 +53,7 @@ def whole(attention, tmp_path):
     return WHOLE
 
 
-WHOLE = []  # a search takes a second: once is enough
+WHOLE = []  # shared by all tests, because a search takes a second
 
 
 def read(tmp_path):
@@ -58,7 +61,7 @@ def read(tmp_path):
 
 
 def complete_without_ceilings(tmp_path):
-    """The log of a run that measured every kernel and confirmed no ceiling."""
+    """Return the log, after checking that the run measured every row but confirmed no ceiling."""
     log = read(tmp_path)
     assert (log.tier, log.matmul_ceilings, len(steps(log))) == ("complete", {}, STEPS)
     return log
@@ -89,7 +92,8 @@ def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, re
 
 @pytest.mark.parametrize("budget", [6.0, 9.0])
 def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, budget):
-    # The more there are, the less each takes of a short budget.
+    # Use the default counts. A search divides its time among its measurements, so with the small counts of the other
+    # tests, each measurement would take a larger part of a short budget.
     monkeypatch.setattr(SearchOptions, "scouts", 96)
     monkeypatch.setattr(SearchOptions, "refinements", 132)
     monkeypatch.setattr(GridSearchStrategy, "max_refinement_reach", 4)
@@ -121,7 +125,7 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     assert "no shares" not in err
     after = read(tmp_path)
     assert set(after.matmul_ceilings) == {("bfloat16", "burst")}
-    assert steps(after)[: len(before)] == before, "they are not measured again"
+    assert steps(after)[: len(before)] == before, "a resumed run must not measure them again"
     assert len(steps(after)) == STEPS
     assert all(0.1 < best["mamfu"] < 1 for best in after.summary["best"].values())
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
@@ -145,7 +149,7 @@ def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# -- going on ----------------------------------------------------------------------------------------------------------
+# -- resuming ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
@@ -174,12 +178,12 @@ def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, re
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
-# -- readers -----------------------------------------------------------------------------------------------------------
+# -- commands that read the log ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def records(whole):
-    """As if it had been on a card of a committed checkout."""
+    """Return the records of the log, changed as if a committed checkout had measured a real card."""
     records = [json.loads(line) for line in whole[2].splitlines()]
     records[0]["device"].update(DEVICE)
     records[0]["tool"]["commit"] = "0123456789ab"
@@ -188,7 +192,7 @@ def records(whole):
 
 
 def test_an_honest_log_is_accepted(records, tmp_path):
-    """Attention of some 50 us repeats to 2 %, and a warning says so."""
+    """Check that the review finds no error. It may warn of wide intervals: launches of 50 us repeat only within 2 %."""
     findings = review_log(write(tmp_path / "log.jsonl", records)).findings
     assert {finding.rule for finding in findings} <= {"wide-interval"}
     assert all(finding.is_warning for finding in findings)

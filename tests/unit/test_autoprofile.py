@@ -1,4 +1,4 @@
-"""mamf autoprofile: one folder whose SUMMARY.md follows from its logs, in virtual time."""
+"""Test ``mamf autoprofile`` in virtual time: it fills a folder with logs, and makes SUMMARY.md from these logs."""
 
 import re
 import shutil
@@ -24,7 +24,7 @@ from mamf.profiling.log import write_profile
 from mamf.profiling.profile import ClassRow, Profile
 from mamf.testing import SimulatedBackend
 
-MODEL = "mamf"  # the stub profiles without --title
+MODEL = "mamf"  # the name of the script in the profile that the stub writes
 ASKED = ["autoprofile", "--output-folder", "out"]
 PROFILE = Profile(
     seconds=0.1,
@@ -38,7 +38,10 @@ PROFILE = Profile(
 
 
 def stub(patch, asked):
-    """Profile at once, and draw nothing: both take seconds. ``asked``: the options of both."""
+    """Replace ``mamf profile`` and ``mamf plot``, which take seconds, by functions that return at once.
+
+    These functions append the options of each call to ``asked``.
+    """
 
     def profile(options):
         asked.append(options)
@@ -58,7 +61,7 @@ def asked(machine, monkeypatch):
 
 @pytest.fixture(scope="module")
 def filled(library_logs, tmp_path_factory):
-    """A folder that the command filled."""
+    """Return a folder that ``mamf autoprofile`` has filled."""
     place = tmp_path_factory.mktemp("filled")
     with pytest.MonkeyPatch.context() as patch:
         library.install(patch)
@@ -131,13 +134,13 @@ def test_counters_are_of_the_fastest_kernels_on_the_shape_with_the_most_work(fol
         max(row.work_amount for row in kernels.measurements if row.operation == "attention")
     }
     assert "bound by launch (its kernel runs for" in text_of(folder)
-    # Once counters.jsonl exists, other kernels may become the fastest, but their counters belong to another log.
+    # A second run must succeed even if it would choose other kernels than those in counters.jsonl.
     monkeypatch.setattr("mamf.cli.commands.autoprofile._MAX_COUNTED_KERNELS", 1)
     assert main(ASKED) == 0
 
 
 def make_ceilings_noisy(folder):
-    """Widen the intervals in ceilings.jsonl until they are unknown. Return the new text of the log."""
+    """Widen the intervals in ceilings.jsonl so much that they count as unknown. Return the new text of the log."""
     log = folder / "ceilings.jsonl"
     log.write_text(re.sub(r'"interval_tflops": \[[^,]+, [^]]+', '"interval_tflops": [1.0, 90000.0', log.read_text()))
     return log.read_text()
@@ -152,7 +155,7 @@ def test_figures_with_an_unknown_interval_are_measured_again(folder, capsys):
     assert main(ASKED) == 0
     assert all(ceiling.interval.is_known for ceiling in read_run_log(log).ceilings.values())
     assert read_run_log(bandwidth).measurements[0].interval.is_known
-    assert (folder / "ceilings.noisy").read_text() == noisy, "nothing is lost"
+    assert (folder / "ceilings.noisy").read_text() == noisy, "mamf must keep the noisy log"
     assert (folder / "bandwidth.noisy").exists()
     assert "so mamf measures again; it keeps out/ceilings.noisy" in " ".join(capsys.readouterr().err.split())
 

@@ -1,4 +1,4 @@
-"""Array sizes, what a pass moves, and what the operation says of a device."""
+"""Test the bandwidth operation: array sizes, the bytes and FLOP of a pass, and the limit and the peak of a device."""
 
 from dataclasses import asdict, replace
 

@@ -1,4 +1,4 @@
-"""Batched and grouped matmuls: shapes, who gets which tokens, and what a launch moves at least."""
+"""Test the minimum bytes that a matmul moves, and how grouped matmuls distribute tokens over experts."""
 
 import pytest
 from hypothesis import given
@@ -18,7 +18,7 @@ def test_bytes_are_those_of_operands_and_result_and_no_others(dtype, out_dtype, 
     assert MatmulProblem("int8", "int32").compute_work(MatmulShape(1, 3, 5)).nbytes == 5 + 15 + 3 * 4
 
 
-# -- tokens of experts -------------------------------------------------------------------------------------------------
+# -- tokens per expert -------------------------------------------------------------------------------------------------
 
 
 @given(experts, st.integers(1, 100_000), routings, st.integers(0, 9))

@@ -1,4 +1,4 @@
-"""Tokens and samples of batches: found where they are, and unknown where they are not."""
+"""Test how mamf counts the tokens and samples of a batch, which may be nested, and when it reports them as unknown."""
 
 import math
 from collections import UserDict, namedtuple
@@ -11,7 +11,7 @@ from mamf.integrations.metered import read_batch_sizes
 
 
 class Tensor:
-    """All that a batch's tensors are asked for."""
+    """A fake tensor with the only attributes that ``read_batch_sizes`` reads: shape and dtype."""
 
     def __init__(self, *shape, dtype="torch.int64"):
         self.shape, self.dtype = shape, dtype

@@ -1,4 +1,6 @@
-"""A shared card in logs and reports: in the device's name, so that nothing takes its figures for a whole card's."""
+"""Test how logs and reports mark a shared card. The mark is part of the device's name, so that no reader mistakes the
+figures for those of a whole card.
+"""
 
 import copy
 import json
@@ -28,7 +30,7 @@ def shared_at_end(records):
 
 @pytest.fixture(params=[shared_at_start, shared_at_end])
 def logs(request, sweep_records, tmp_path):
-    """A log of a whole card, and the same of a shared one."""
+    """Return the paths of two logs: one of a whole card, and a copy that says that the card was shared."""
     records = copy.deepcopy(sweep_records)
     request.param(records)
     return write(tmp_path / "whole.jsonl", sweep_records), write(tmp_path / "shared.jsonl", records)
@@ -71,7 +73,7 @@ def test_a_device_is_asked_after_the_last_row_and_what_is_new_is_kept(run, tmp_p
     log = tmp_path / "log.jsonl"
     code, out, said = run(*SWEEP, "--output", str(log))
     assert code == 0
-    (launches,) = asked  # this backend does not ask when it opens
+    (launches,) = asked  # unlike TorchBackend, SimulatedBackend does not call the method when it opens the device
     assert launches
     assert json.loads(log.read_text().splitlines()[-1])["shared_after"] == ["other processes"]
     for text in (out, said):

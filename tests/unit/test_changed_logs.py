@@ -1,4 +1,8 @@
-"""A log that another program changes during a run: no row is lost, its new name is printed, and the exit code is 1."""
+"""Test runs during which another program changes the log.
+
+mamf loses no row. Commands that measure print the new name of the log and exit with code 1. The Python API issues a
+warning.
+"""
 
 import os
 import shutil
@@ -22,14 +26,14 @@ LOG = Path("logs/run.jsonl")
 
 @pytest.fixture
 def sweep(run):
-    """A sweep of three shapes, whose log is in a folder."""
+    """Return a function that runs ``mamf sweep`` on the simulated device. Create the folder ``logs`` for its log."""
     (run.folder / "logs").mkdir()
     return lambda *arguments: run("sweep", *SIMULATED, *arguments)
 
 
 @pytest.fixture
 def before(monkeypatch):
-    """Let something happen before the record of this number is written: 0 is the first row."""
+    """Return a function that makes mamf call ``happens`` before it writes the row with the index ``due``."""
 
     def install(due, happens):
         write, written = RunLogWriter.write, Counter()
@@ -178,7 +182,7 @@ def test_a_program_gets_a_warning_and_loses_no_row_if_it_makes_an_error_of_it(tm
     assert steps(path) == [256, 512]
 
 
-# -- what --resume says of a damaged log -------------------------------------------------------------------------------
+# -- resuming a damaged log --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

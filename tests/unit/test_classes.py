@@ -1,4 +1,4 @@
-"""Classes of events: the rules of classes.csv, names of kernels, labeled names, other people's traces."""
+"""Test how mamf classifies the events of a profile: by kernel name, by calling operations, and in traces."""
 
 import csv
 import json
@@ -23,7 +23,7 @@ def rows_of(name):
     return list(csv.DictReader((DATA / name).read_text().splitlines()))
 
 
-# --- names
+# --- parts of kernel names
 
 
 @pytest.mark.parametrize(
@@ -73,11 +73,11 @@ def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected)
     assert classify_kernel_name(name) == expected
 
 
-# --- names of real kernels
+# --- kernel names from public traces
 
 
 def test_99_percent_of_labeled_names_are_right():
-    """Labels are the classes of the operations that launched them in public traces."""
+    """Check kernel names from public traces. The label of a kernel is the class of the operation that launched it."""
     rows = rows_of("kernel_names.csv")
     wrong = [row["name"] for row in rows if classify_kernel_name(row["name"]) != row["class"]]
     assert len(rows) == 358
@@ -86,11 +86,11 @@ def test_99_percent_of_labeled_names_are_right():
     assert sum(row["name"] in wrong for row in rows if row["held_out"]) <= 1
 
 
-# --- operations
+# --- calling operations
 
 
 def under(kernel, *callers):
-    """A kernel below operations and, in brackets, annotations; the outermost first."""
+    """Return a kernel with these callers, outermost first. Names in brackets are annotations, others are operations."""
     parent = None
     for name in callers:
         kind, name = ("annotation", name[1:-1]) if name.startswith("[") else ("operation", name)
@@ -111,10 +111,10 @@ def under(kernel, *callers):
         (under("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like"), "matmul"),
         (under("nvjet", "aten::scaled_dot_product_attention", "aten::bmm"), "attention"),
         (under("elementwise", "[Optimizer.step#AdamW.step]", "aten::add_"), "optimizer"),
-        # Lightning's optimizers call a closure.
+        # In Lightning, the optimizer's step() calls the forward and backward passes.
         (under("nvjet", "[Optimizer.step#AdamW.step]", "[mamf: module mlp]", "aten::addmm"), "matmul"),
         (under("ncclDevKernel", "[Optimizer.step#Z.step]", "c10d::allreduce_"), COMMUNICATION),
-        # A collective in flight did not call what runs meanwhile.
+        # The annotation of a collective also encloses unrelated operations that run before the collective ends.
         (under("fc-dtype_Float", "[hccl:all_to_all]", "aten::addmm"), "matmul"),
         (under("something", "[nccl:all_reduce]"), COMMUNICATION),
     ],
@@ -127,7 +127,7 @@ def test_the_operation_decides(event, expected):
     ("caller", "expected"),
     [
         (Event("aten::scaled_dot_product_attention", "operation", 0, 2), "attention"),
-        (Event("Optimizer.step#AdamW.step", "annotation", 0, 9), "matmul"),  # of Lightning
+        (Event("Optimizer.step#AdamW.step", "annotation", 0, 9), "matmul"),  # as in Lightning
     ],
 )
 def test_the_backward_is_of_the_class_of_the_forward(caller, expected):

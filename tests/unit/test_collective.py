@@ -1,4 +1,4 @@
-"""Collectives: their sizes and bandwidth as nccl-tests has them, and results that every rank is held to."""
+"""Test collectives: sizes and bandwidth as nccl-tests defines them, and the verification of results on every rank."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def test_a_process_that_is_no_rank_is_told_what_to_run(run):
 
 
 def status(kernel, collective):
-    """How the check of a collective ends on a rank."""
+    """Return the status of a row on this rank after the verification of a collective."""
     backend = open_backend("cpu")
     problem, shape = CollectiveProblem(collective, 2, "float32"), CollectiveShape(4096)
     checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.make_operand_pool("normal", 0)))
@@ -84,7 +84,10 @@ def spoilt_by_one(sent, received):
 
 
 def of_rank(rank, store):
-    """Every collective checked; then kernels that skip an element, spoil one on one rank, and do nothing."""
+    """Return the status of each collective on one rank, and the status of three faulty ones.
+
+    The faulty ones leave out the last elements, change one element on one rank, and do nothing.
+    """
     torch.set_num_threads(1)
     store = torch.distributed.FileStore(str(store), 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)

@@ -1,4 +1,6 @@
-"""A figure is confirmed if a maintainer measured it, or two submitters did; the others stand apart."""
+"""Test which figures in results/ are confirmed: those from a maintainer, and those that two accounts submitted. The
+pages list all other figures as unconfirmed.
+"""
 
 import json
 import shutil
@@ -19,7 +21,9 @@ OTHER = "find-bfloat16-burst-sustained-20261122-000557.jsonl"
 
 @pytest.fixture
 def submit(tmp_path):
-    """Put a log of results/ into an empty results folder, faster by a factor, as an account submitted it."""
+    """Return a function that copies a log of results/ into a new results folder and names ``account`` as its submitter.
+    ``times``: the factor by which to make the log faster.
+    """
     root = tmp_path / "results"
     (root / FOLDER).mkdir(parents=True)
     (root / "README.md").touch()
@@ -41,7 +45,9 @@ def submit(tmp_path):
 
 
 def pages_of(root):
-    """The matrix, the ranked and the unconfirmed figures of the only accelerator, and the packaged ceilings."""
+    """Return four texts: the main page, the ranked and the unconfirmed part of the only device's page, and the content
+    of contributed.csv.
+    """
     collection = read_collection(root, sorted(root.rglob("*.jsonl")))
     pages = make_results_pages(collection)
     ranked, _, apart = pages[Path(FOLDER, "README.md")].partition("## Unconfirmed")
@@ -72,7 +78,7 @@ def test_a_second_submitter_confirms_within_the_spread_of_cards(submit, second, 
 
 
 def test_the_cards_in_logs_are_not_believed(submit):
-    """Two logs with invented hashes, by one account."""
+    """Check that one account cannot confirm its own rate by inventing another card's hash in a second log."""
     root = submit(LEADER, "jane", 1.13)
     submit(OTHER, "jane", 1.13)
     path = root / FOLDER / OTHER

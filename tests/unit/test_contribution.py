@@ -1,4 +1,4 @@
-"""How a contributed log gets into results/: checked, placed, in the table; and how runs of mamf-finder are shown."""
+"""Test how contributed logs are checked, submitted to results/ and listed in its tables, including mamf-finder logs."""
 
 import copy
 import json
@@ -14,7 +14,7 @@ from mamf.contribution.tables import make_results_pages
 from mamf.logs.legacy import write_legacy_log
 from mamf.operations.attention.operation import AttentionProblem
 
-# -- submitting --------------------------------------------------------------------------------------------------------
+# -- checks and submission ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def test_a_log_is_checked_submitted_and_in_the_table(run, sweep_records, tmp_pat
     records = copy.deepcopy(sweep_records)
     records[0]["notes"] = "logs are in /home/jane/logs"
     write(tmp_path / "run.jsonl", records)
-    assert run("results", "submit", "run.jsonl")[0] == 1, "mamf writes no such path"
+    assert run("results", "submit", "run.jsonl")[0] == 1, "submit must reject a path that mamf would not have written"
     write(tmp_path / "run.jsonl", sweep_records)
     assert run("results", "check", "run.jsonl")[0] == 0
     code, out, _ = run("results", "submit", "run.jsonl")
@@ -73,7 +73,7 @@ def test_a_folder_is_checked_for_places_and_copies(run, sweep_records, tmp_path)
     (tmp_path / "results" / "elsewhere").mkdir()
     for name in ("a.jsonl", "b.jsonl"):
         write(tmp_path / "results" / "elsewhere" / name, sweep_records)
-    assert run("results", "check", "results")[0] == 0  # some folder of logs
+    assert run("results", "check", "results")[0] == 0  # without README.md, it does not count as the results folder
     for name in ("README.md", "notes.txt"):
         (tmp_path / "results" / name).write_text("")
     code, out, _ = run("results", "check", "results", "--format", "json")
@@ -98,11 +98,11 @@ def test_bad_input_is_one_clear_line(arguments, said, run):
     assert said in out + err
 
 
-# -- the table ---------------------------------------------------------------------------------------------------------
+# -- tables of results -------------------------------------------------------------------------------------------------
 
 
 def device_page(folder, paths):
-    """The page of the only accelerator of these logs, which a maintainer measured."""
+    """Return the page of the accelerator of these logs, as if a maintainer had submitted all of them."""
     (folder / "maintainers.txt").write_text("me\n")
     (folder / "submitters.txt").write_text("".join(f"{path.name} me\n" for path in paths))
     (page,) = (page for path, page in make_results_pages(read_collection(folder, paths)).items() if path.parent.name)

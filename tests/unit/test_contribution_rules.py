@@ -1,4 +1,6 @@
-"""Rules that keep bad logs out of results/: an honest log breaks none, each way of spoiling one breaks its own."""
+"""Test the rules that keep bad logs out of results/: an honest log breaks no rule, and each way to spoil a log breaks
+the expected rule.
+"""
 
 import copy
 import dataclasses
@@ -16,7 +18,7 @@ from mamf.logs.run_log import parse_records, read_lines
 
 @pytest.fixture
 def spoiled(tmp_path):
-    """Rules that a log breaks after a change of its records."""
+    """Return a function that changes a copy of a log's records and returns the rules that the changed log breaks."""
 
     def rules(records, spoil):
         records = copy.deepcopy(records)
@@ -55,7 +57,7 @@ def test_every_unknown_and_every_repeated_field_is_reported(sweep_records, tmp_p
     ]
 
 
-# -- ways of spoiling a log --------------------------------------------------------------------------------------------
+# -- ways to spoil a log -----------------------------------------------------------------------------------------------
 
 
 def edit_figure(records):
@@ -76,7 +78,7 @@ def edit_flop(records):
 
 
 def outrun_physics(records):
-    """Consistently: samples and all that follows from them."""
+    """Make every row 20 times as fast, including all figures that follow from the samples."""
     for row in rows(records):
         row["samples_seconds"] = [sample / 20 for sample in row["samples_seconds"]]
         row["seconds"] = {name: value / 20 for name, value in row["seconds"].items()}
@@ -174,7 +176,7 @@ def add_note(text):
         (add_note("a." * 4_000), None),
         (set_header("nvidia h100 80gb hbm3", "device", "name"), "device"),
         (set_header("NVIDIA H100 PCIe", "device", "name"), None),
-        (set_header("NVIDIA H200", "device", "name"), "device"),  # has the memory of an H100
+        (set_header("NVIDIA H200", "device", "name"), "device"),  # but the log has the memory size of an H100
         (set_header("AMD", "device", "vendor"), "device"),
         (set_header("rocm", "device", "backend"), "device"),
         (date_in_the_future, "future"),
@@ -348,7 +350,9 @@ def test_a_spoiled_legacy_log_is_caught(fields, rule, tmp_path):
 
 
 def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
-    """What an interrupted search knew stays in the log, and follows from the rounds before it."""
+    """Check the log of a search that was interrupted and resumed. It contains a burst ceiling from each part, and each
+    ceiling must follow from the rounds before it.
+    """
     path = tmp_path / "find.jsonl"
     asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
     main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])

@@ -1,4 +1,6 @@
-"""What ncu's output says, what bounds a kernel, and what a log of it holds: recorded on an H200 by ncu 2025.3."""
+"""Test how mamf reads the output of ncu, and how it finds what limits a kernel. The data in data/ncu.csv were recorded
+by ncu 2025.3 on an H200.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +27,8 @@ from mamf.profiling.counters.ncu import (
 DATA = Path(__file__).parent / "data"
 RECORDED = (DATA / "ncu.csv").read_text()
 KERNELS = ncu.parse_kernel_counters(RECORDED)
-#: torch.mm, flash and cuDNN forward, flash backward, an addition by Triton, a small matmul three times.
+#: The recorded kernels: torch.mm, the forward passes of flash and cuDNN attention, the five kernels of the backward
+#: pass of flash attention, an addition by Triton, and three launches of a small matmul.
 MM, FLASH, CUDNN, *BACKWARD, ADD, SMALL, SMALL_AGAIN, SMALL_ONCE_MORE = KERNELS
 SHAPE = MatmulShape(4096, 4096, 4096)
 
@@ -42,7 +45,7 @@ def made(**metrics):
     )
 
 
-# -- what ncu prints -------------------------------------------------------------------------------------------------
+# -- output of ncu ---------------------------------------------------------------------------------------------------
 
 
 def test_figures_are_read_from_among_messages():
@@ -80,7 +83,7 @@ def test_why_nothing_was_counted():
     assert ncu.explain_ncu_failure("", "") == "ncu counted no kernel and printed no reason"
 
 
-# -- launches and sums -----------------------------------------------------------------------------------------------
+# -- launches and their sums -----------------------------------------------------------------------------------------
 
 
 def launched(kernels, count):
@@ -115,7 +118,7 @@ def test_a_launch_of_several_kernels_is_their_sum():
     assert counts(MM, lacking).summed_counters.dram_bytes is None
 
 
-# -- what bounds it --------------------------------------------------------------------------------------------------
+# -- limiters --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``mamf counters``: kernels counted under a profiler that prints what the real one printed, on a simulated device."""
+"""Test ``mamf counters`` on a simulated device, with a fake ncu that prints recorded output of the real one."""
 
 import json
 import subprocess
@@ -36,8 +36,10 @@ ATTENTION = "mamf.testing:SimulatedAttention"
 
 
 def printed(of, launches=5, cycles=None):
-    """What ncu prints of some of the recorded kernels, launched several times; ``cycles``: of the first, then one more
-    each.
+    """Return what ncu prints for several launches that run some of the recorded device kernels.
+
+    ``of``: the recorded IDs of the device kernels of one launch. ``cycles``: the elapsed cycles of the first device
+    kernel; each later one has one cycle more. By default all have their recorded cycles.
     """
     lines = []
     for place, number in enumerate(number for _ in range(launches) for number in of):
@@ -51,7 +53,11 @@ def printed(of, launches=5, cycles=None):
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The device has counters, and ncu answers what a test says by kernel; returns the commands that it was given."""
+    """Provide a device with counters, and a fake ncu.
+
+    A test may set ``answers`` for a kernel: the stdout of ncu, its stdout and stderr, or an exception to raise. The
+    fixture adds each command line of ncu to ``commands``.
+    """
     commands, answers = [], {}
 
     def answer(command):
@@ -96,7 +102,7 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
     ],
 )
 def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operation, kernel):
-    """Every field of a problem, of every operation."""
+    """Check that the ``mamf run`` command that ncu starts launches the right problem and shape."""
     of = discovery.make_operation(operation)
     problem, shape = of.make_problem(backend, {}), of.choose_default_shapes(backend)[0]
     command = Ncu("ncu", DEVICE[1], 0, launch_count=2).make_command(kernel, problem, shape)
@@ -127,7 +133,7 @@ def test_it_is_shown_in_every_format(run, counted):
     assert (code, "which results/ does not collect" in out) == (1, True)
 
 
-# -- what goes wrong -------------------------------------------------------------------------------------------------
+# -- failures --------------------------------------------------------------------------------------------------------
 
 
 def test_without_permission_the_burst_is_there_and_the_remedy_told(run, counted, tmp_path):
@@ -194,11 +200,11 @@ def test_a_damaged_log_is_refused_in_a_line(run, counted, tmp_path, damage, told
     assert told in err
 
 
-# -- the profiler as a process ---------------------------------------------------------------------------------------
+# -- ncu as a process ------------------------------------------------------------------------------------------------
 
 
 def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, monkeypatch, tmp_path):
-    """ncu is a script here that runs what it is told to, and prints what the real one did."""
+    """Check the whole path with a script in place of ncu. It runs the program and prints recorded output of ncu."""
     (tmp_path / "printed.csv").write_text(printed([0]))
     script = tmp_path / "ncu"
     lines = ["import pathlib, subprocess, sys", "program = sys.argv[sys.argv.index(sys.executable) :]"]

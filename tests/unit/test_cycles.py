@@ -1,4 +1,4 @@
-"""The two factors of a rate: the true clock by stamps, and the cycles used."""
+"""Test the two factors of a rate: the true clock, which clock stamps measure, and the share of used cycles."""
 
 from dataclasses import replace
 
@@ -63,7 +63,10 @@ def test_stamps_are_not_in_the_train_that_gives_the_figure():
 
 @pytest.mark.parametrize("row", read_packaged_csv_rows("flop_per_cycle.csv"), ids=lambda row: row["dtypes"])
 def test_the_table_agrees_with_datasheets(row):
-    """Where a datasheet's clock is listed, its peak is the table's figure times clock and units."""
+    """Compare flop_per_cycle.csv with the FLOP per cycle that follow from the peak rates in datasheets.
+
+    For architectures other than sm_80 and sm_90, there is nothing to compare.
+    """
     units = {"sm_80": ("NVIDIA A100-SXM4-80GB", 108), "sm_90": ("NVIDIA H100 80GB HBM3", 132)}
     if row["architecture"] not in units:
         return
@@ -90,7 +93,7 @@ def test_a_rate_that_the_true_clock_excludes_is_implausible():
 
 
 class Broken:
-    """Stamps of an adapter that does not work: ``answer`` is what passed between two, or the error to raise."""
+    """Clock stamps that do not work. ``answer``: the time between any two stamps, or an error that a stamp raises."""
 
     def __init__(self, answer):
         self.answer = answer

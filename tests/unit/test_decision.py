@@ -1,4 +1,7 @@
-"""Whether runs differ by more than equal runs do: errors of runs, rows together, several runs per side, error rates."""
+"""Test how ``mamf compare`` decides whether two sides differ by more than equal runs do.
+
+The tests cover the errors of runs, pooled rows, several runs per side, and how often a decision is wrong.
+"""
 
 import json
 import math
@@ -32,7 +35,7 @@ MANY = tuple(MatmulShape(1024 * number, 1024, 1024) for number in range(1, 21))
 
 
 def timed(*rows, minute=0, seconds=30.0, **named):
-    """A log that began at a minute and took so long."""
+    """Return the log of a run that started ``minute`` minutes after 10:00 and took ``seconds``."""
     made = log(*rows, **named)
     made.header["started"] = f"2026-11-22T10:{minute:02d}:00+00:00"
     made.summary = SUMMARY | {"elapsed_seconds": seconds}
@@ -40,12 +43,12 @@ def timed(*rows, minute=0, seconds=30.0, **named):
 
 
 def run(factor=1.0, minute=0, shapes=MANY, **fields):
-    """A run of many rows, each by the same factor slower than a second."""
+    """Return the log of a run with a row for each shape, in which every launch takes ``factor`` seconds."""
     rows = (row(factor, shape, spread=0.0002, repeatability=KNOWN, **fields) for shape in shapes)
     return timed(*rows, minute=minute, name=f"{minute}.jsonl")
 
 
-# -- how runs were measured --------------------------------------------------------------------------------------------
+# -- the order of runs -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -54,7 +57,7 @@ def run(factor=1.0, minute=0, shapes=MANY, **fields):
         ([0], [1], "1 + 1 alternating runs", math.sqrt(2)),
         ([0, 2], [1, 3], "2 + 2 alternating runs", 1.0),
         ([0, 3], [1, 2], "2 + 2 alternating runs", 1.0),
-        ([0, 1], [2, 3], "2 + 2 runs without a long pause", math.sqrt(2)),  # a drift would be taken for a change
+        ([0, 1], [2, 3], "2 + 2 runs without a long pause", math.sqrt(2)),  # a drift would look like a change
         ([0], [1, 2], "1 + 2 runs without a long pause", math.sqrt(2)),
         ([0], [30], "more than 10 minutes between runs", 1.5 * math.sqrt(2)),
         ([0, 31], [1, 30], "more than 10 minutes between runs", 1.5 * math.sqrt(2)),
@@ -66,12 +69,12 @@ def test_the_times_of_the_logs_say_how_runs_were_measured(a, b, label, factor):
     assert run_order.shift_factor == pytest.approx(factor)
 
 
-# -- errors ------------------------------------------------------------------------------------------------------------
+# -- the errors of runs ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("apart", [-0.03, 0.0, 0.03])
 def test_equal_runs_in_classic_are_no_regression(apart):
-    """Rows of mamf-finder's loop scatter by 2.5 % from run to run."""
+    """Check rows that scatter by 2.5 % from run to run, as those of mamf-finder's loop do."""
     drawn = random.Random(1)
     a, b = (
         timed(*(row(1 + drawn.gauss(shift, 0.025), shape, spread=0.002, regime="classic") for shape in MANY))
@@ -111,7 +114,7 @@ def test_more_is_asked_of_a_row_among_many():
     assert pair_of(0.9, run_order=ONE_VISIT, row_count=1279).is_regression()
 
 
-# -- rows together -----------------------------------------------------------------------------------------------------
+# -- pooled rows -------------------------------------------------------------------------------------------------------
 
 
 def together(changes, run_order=ONE_VISIT):
@@ -137,7 +140,7 @@ def test_runs_of_a_side_that_lie_far_apart_are_believed():
 
 
 def test_rows_that_changed_by_very_different_amounts_have_no_certain_common_change():
-    """As on a busy CPU: one row with small errors must not decide for all others."""
+    """Check that one row with a small error does not decide for all others, which have large errors on a busy CPU."""
     pooled = together([changed(2.0, own=0.001), *([changed(0.0, own=0.3)] * 14)])
     assert abs(math.log(pooled.ratio)) < 0.5
     assert pooled.interval.low < 1 < pooled.interval.high
@@ -243,12 +246,12 @@ def test_the_command_takes_several_runs_per_side(tmp_path, capsys):
     assert main(["compare", *a, "--against", *a]) == 0
 
 
-# -- how often it is wrong: tools/rates.py draws thousands, docs/comparing.md has the figures -----------------
+# -- error rates: tools/rates.py draws thousands of runs, docs/comparing.md has the figures ----------------------------
 
 
 @pytest.fixture(scope="module")
 def finds():
-    """Five equal finds of one card in a row, and two of another."""
+    """Return the logs of equal finds, grouped by card: five finds of one card, and two of each of two other cards."""
     same = sorted(RESULTS.glob("find-bfloat16-burst-sustained-20261121-213*.jsonl"))
     other = [RESULTS / f"find-bfloat16-burst-sustained-20261122-1011{end}.jsonl" for end in ("53", "53-2")]
     other += [RESULTS / f"find-bfloat16-burst-sustained-20261122-1012{end}.jsonl" for end in ("16", "16-2")]

@@ -1,4 +1,7 @@
-"""The tests of tests/device need an accelerator and are skipped without one, so their imports are checked here."""
+"""Test that every name that the tests in tests/device import exists.
+
+Those tests are skipped on a machine without an accelerator, where a wrong import would stay unnoticed.
+"""
 
 import ast
 import importlib
@@ -10,7 +13,10 @@ FOLDER = Path(__file__).resolve().parents[1] / "device"
 
 
 def imported_names(path):
-    """The imported modules with the names that are taken from them; modules of the folder itself are left out."""
+    """Yield each imported module with the name imported from it, or None if the whole module is imported.
+
+    Names from modules in the folder itself are left out.
+    """
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)

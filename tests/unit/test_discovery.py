@@ -1,3 +1,5 @@
+"""Test how mamf finds and loads backends, kernels and operations, its own and those of third parties."""
+
 import sys
 import textwrap
 
@@ -19,7 +21,7 @@ from mamf.plugins.discovery import (
 
 @pytest.fixture
 def distribution(tmp_path, monkeypatch):
-    """Install a third party's distribution that declares one backend."""
+    """Return a function that installs a third party's distribution, which declares one backend."""
 
     def install(package, name, value, source=""):
         (tmp_path / f"{package}.py").write_text(textwrap.dedent(source))
@@ -61,7 +63,7 @@ def test_auto_prefers_an_accelerator(distribution):
 
 def test_a_name_that_two_distributions_claim_names_both(distribution):
     distribution("mamf_rival", "cpu", "mamf_rival:Rival")
-    with pytest.raises(UsageError, match=r"'cpu' of mamf.backends is defined by .*mamf.*mamf_rival|mamf_rival.*mamf"):
+    with pytest.raises(UsageError, match=r"'cpu' of mamf.backends is defined by .*(mamf.*mamf_rival|mamf_rival.*mamf)"):
         find_entry_points_by_name(discovery.BACKEND_GROUP)
 
 

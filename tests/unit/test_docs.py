@@ -1,4 +1,4 @@
-"""The pages: their links, the names of the reference, the examples in docstrings, and the JSON Schema of run logs."""
+"""Test the documentation: its links, the API reference, examples, commands, and the JSON Schema of run logs."""
 
 import doctest
 import importlib
@@ -27,13 +27,13 @@ HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 
 
 def exported(name):
-    """What ``mamf.NAME`` is; NAME may begin with ``testing.``."""
+    """Return the object ``mamf.NAME``. NAME may begin with ``testing.``."""
     room, _, last = name.rpartition(".")
     return getattr(importlib.import_module(f"mamf.{room}" if room else "mamf"), last)
 
 
 def docstring(what):
-    """Its own; none for what a dataclass makes up, or a base class says."""
+    """Return the docstring of a function or class. Return "" if a class inherits it or a dataclass generated it."""
     own = (vars(what).get("__doc__") if inspect.isclass(what) else inspect.getdoc(what)) or ""
     return "" if own.startswith(f"{what.__name__}(") else own
 
@@ -73,7 +73,8 @@ def test_examples_run(name, machine):
 
 
 def test_the_readmes_example_runs(machine, monkeypatch, capsys):
-    monkeypatch.setattr("mamf.api.reading.draw_figure", lambda chart: None)  # plot's own example draws
+    # Draw nothing here: the example in the docstring of ``plot`` draws.
+    monkeypatch.setattr("mamf.api.reading.draw_figure", lambda chart: None)
     monkeypatch.setattr("mamf.api.reading.save_figure", lambda figure, path, overwrite: None)
     section = (ROOT / "README.md").read_text().partition("## From Python")[2].partition("\n## ")[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
@@ -94,7 +95,10 @@ def test_the_page_of_a_command_has_the_options_of_each_operation_and_action(comm
 
 
 def commands_of(page):
-    """The lines in bash blocks of a page that run mamf, as words, without comments and redirections."""
+    """Yield the words of each mamf command in the bash blocks of a page.
+
+    Comments, redirections and words in square brackets are left out.
+    """
     for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
             if found := re.match(r"(?:.* )?(?:-m )?(mamf [a-z].*?)(?: \|.*| 2?> .*)?(?:  +#.*)?$", line.strip()):
@@ -104,7 +108,7 @@ def commands_of(page):
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_mamf_accepts_the_options_of_each_command_of_a_page(page, capsys):
     for words in commands_of(page):
-        if "layer_norm" in words:  # the operation of another package
+        if "layer_norm" in words:  # an operation that only a third-party package has
             continue
         try:
             command_parser(words).parse_args(normalize_option_names(words))
@@ -116,13 +120,13 @@ def test_mamf_accepts_the_options_of_each_command_of_a_page(page, capsys):
 
 
 def anchor(heading):
-    """The anchor that GitHub gives a heading."""
+    """Return the anchor that GitHub gives a heading."""
     plain = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", ""))
     return plain.replace(" ", "-")
 
 
 def broken_links(page, text):
-    """Relative links of a page to what is not in the repository, or to no heading."""
+    """Yield the relative links of a page whose file or heading does not exist."""
     for groups in LINK.findall(CODE.sub("", text)):
         target, _, heading = "".join(groups).partition("#")
         path = (page.parent / target).resolve() if target else page

@@ -1,4 +1,4 @@
-"""Columns, tables and documents in every format."""
+"""Test columns, tables and documents in every report format."""
 
 import csv
 import io
@@ -130,7 +130,7 @@ def test_markdown_has_a_blank_line_around_each_table_and_no_markup_of_a_text():
 
 
 class Page(HTMLParser):
-    """The tags and texts of a page; every tag that opens is closed."""
+    """A parser that collects the tags and texts of a page. It fails if a tag is not closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -156,7 +156,7 @@ def test_html_is_a_whole_page_in_which_a_text_is_no_markup():
     text = FORMATTERS["html"](Document(hostile, [Lines([hostile], hostile), Table(COLUMNS, ROWS, hostile)]), None)
     page = Page(text)
     assert text.startswith("<!doctype html>")
-    assert page.tags.count("script") == 1, "its own, whose hash the policy names"
+    assert page.tags.count("script") == 1, "the page must contain only its own script, whose hash the policy lists"
     assert page.tags.count("tr") == 4
     assert sum("<script>alert('&')</script>\\x1b" in each for each in page.texts) == 5
 

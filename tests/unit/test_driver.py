@@ -1,4 +1,4 @@
-"""The driver of runs: what its log holds, whatever the strategy yields and whatever ends the run."""
+"""Test the driver of runs: what it writes to the log for all results of a strategy, and however a run ends."""
 
 import json
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ KNOWN = LogRecord(
 
 @dataclass
 class Scripted:
-    """Yields what it is given, and raises what is an error."""
+    """A strategy that yields the values in ``given``, and raises those that are exceptions."""
 
     given: list
     skipped_step_count: int = 0

@@ -1,4 +1,4 @@
-"""Dtypes: their names, and the errors that count as rounding."""
+"""Test the names of dtypes, and the largest errors that count as rounding."""
 
 import pytest
 

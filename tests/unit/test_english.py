@@ -1,4 +1,4 @@
-"""Banned words and phrases in code and docs. A list of exceptions by package may only shrink."""
+"""Check that code and docs contain no banned words and phrases. Some folders still have exceptions."""
 
 import io
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-#: Each with what to write instead.
+#: Banned phrases as regular expressions, each with suggestions for what to write instead.
 PHRASES = {
     r"(is|are|was|were|be) told": "is printed, is reported, receives",
     r"somebody else's": "another process's, another user's",
@@ -25,20 +25,24 @@ PHRASES = {
     r"mend(s|ed|ing)?": "fix",
 }
 IDENTIFIER = "told"
-#: Occurrences that a folder still has. Lower a number when you remove some; never raise one.
+#: How many banned words and phrases a folder still contains. Lower a number when you remove some; never raise one.
 ALLOWED = {
     "mamf/logs": 2,
 }
 
 
 def folder_of(path):
-    """``mamf/cli`` for a file of that package, ``mamf`` for a module beside the packages, else the first folder."""
+    """Return the folder under which findings in a file are counted.
+
+    This is ``mamf/cli`` for a file in that package, ``mamf`` for a module directly in mamf, and otherwise the first
+    folder of the path.
+    """
     parts = path.relative_to(ROOT).parts
     return "/".join(parts[:2]) if parts[0] == "mamf" and len(parts) > 2 else parts[0]
 
 
 def identifiers(text):
-    """The lines on which the banned identifier stands, as a name and not in a comment or a string."""
+    """Return the numbers of the lines that use the banned identifier as a name, not in a comment or a string."""
     if IDENTIFIER not in text:
         return []
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
@@ -46,7 +50,7 @@ def identifiers(text):
 
 
 def banned_in(text, is_python):
-    """(line, what to change) for each banned word or phrase. A phrase may be broken over two lines."""
+    """Return (line number, message) for each banned word or phrase. A phrase may continue on the next line."""
     found = [
         (line, f"{IDENTIFIER!r} is an identifier: name the thing") for line in (identifiers(text) if is_python else ())
     ]
@@ -73,4 +77,4 @@ def test_code_and_docs_have_no_banned_phrases():
     over = {folder for folder, count in counts.items() if count > ALLOWED.get(folder, 0)}
     assert not over, "\n".join(message for folder, message in found if folder in over)
     clean = sorted(ALLOWED.keys() - counts.keys())
-    assert not clean, f"{', '.join(clean)} has none left: remove it from ALLOWED"
+    assert not clean, f"{', '.join(clean)}: no banned phrase is left, so remove the entry from ALLOWED"

@@ -1,4 +1,4 @@
-"""Where the datasheet's FLOPS went: as data, and by ``mamf explain`` in virtual time."""
+"""Test the steps from the datasheet's FLOPS down to the measured rates, and ``mamf explain`` in virtual time."""
 
 import json
 import shutil
@@ -133,7 +133,7 @@ def test_what_nobody_can_tell_has_its_reason(rows, info, index, cause):
             row("normal", 940.0),
             "the kernel was faster on real data than on zeros, so the device was not at rest: measure again",
         ),
-        (row("zeros", 864.0, spread=0.1), row("normal", 600.0, spread=0.1), NOISE_CAUSE),  # known, but they overlap
+        (row("zeros", 864.0, spread=0.1), row("normal", 600.0, spread=0.1), NOISE_CAUSE),  # known, but overlapping
         (row("zeros", 940.0), row("normal", 862.0, spread=0.5), NOISE_CAUSE),
         (row("zeros", 940.0), row("normal", 40.0), NOISE_CAUSE),
     ],
@@ -187,7 +187,7 @@ ASKED = ["explain", "--shape", "16384x16384x16384"]
 
 
 def little(patch):
-    """The simulated device, whose data cost time."""
+    """Install the simulated device, on which operands other than zeros make a matmul take 9 % longer."""
     library.install(patch)
     patch.setattr(SimulatedBackend, "physics", replace(SimulatedBackend.physics, nonzero_data_slowdown=0.09))
 

@@ -1,4 +1,6 @@
-"""A new column is one line, a new format one file, a new check one function and a new kind of run one file."""
+"""Test that mamf is easy to extend: a column needs one line, a format or a check one function, and a kind of run one
+class.
+"""
 
 import json
 from pathlib import Path
@@ -51,7 +53,7 @@ def test_a_new_check_is_one_function(monkeypatch):
 
 
 class Soak(RunKind):
-    """A kind of run in a file of a third party."""
+    """A kind of run that a third party adds."""
 
     name, noun_phrase = "soak", "a soak"
 
@@ -61,7 +63,7 @@ class Soak(RunKind):
 
 @pytest.fixture
 def soaked(tmp_path):
-    """The log of a run of that kind."""
+    """Return the path of a log of the kind ``soak``, made from the log of a sweep."""
     header, *rest = LOG.read_text().splitlines()
     header = json.loads(header)
     header["plan"] |= {"command": "soak", "options": {}}

@@ -1,4 +1,4 @@
-"""Figures in README.md and docs/ are what their logs say, and the tool that writes them."""
+"""Check that the figures in README.md and docs/ agree with their logs, and test tools/figures.py, which writes them."""
 
 import json
 import statistics
@@ -8,7 +8,8 @@ import pytest
 from figure_tables import ROOT, table
 
 H100 = "results/nvidia-h100-80gb-hbm3"
-#: Three processes, three matmuls each, sustained: no timer overhead is subtracted from their samples.
+#: Logs of three runs that each measured the same three matmuls in sustained. mamf subtracts no timer overhead from
+#: sustained samples, so the tests can compute rates from the samples only.
 REPEATS = [f"{H100}/sweep-torch-mm-bfloat16-sustained-20261121-{time}.jsonl" for time in ("031610", "031643", "031715")]
 REASON = "<!-- not from a log: simulated by a tool -->"
 TABLE = "| shape | TFLOPS |\n|:--|--:|\n| 8192x8192x8192 | 679.2 |\n"
@@ -16,7 +17,7 @@ TABLE = "| shape | TFLOPS |\n|:--|--:|\n| 8192x8192x8192 | 679.2 |\n"
 
 @pytest.fixture
 def page(tmp_path):
-    """Writes a page beside nothing else, and gives its path."""
+    """Return a function that writes a page into an empty folder and returns its path."""
 
     def written(text):
         path = tmp_path / "page.md"
@@ -27,7 +28,7 @@ def page(tmp_path):
 
 
 def seconds(path, shape):
-    """The median of a row's samples, past every reader of the library."""
+    """Return the median of a row's samples. Read the log as JSON, without the library's readers."""
     records = [json.loads(line) for line in (ROOT / path).read_text().splitlines()]
     (samples,) = [
         record["samples_seconds"]
@@ -38,11 +39,11 @@ def seconds(path, shape):
 
 
 def cells(shown, row):
-    """The cells of a markdown table's row, counted below its head."""
+    """Return the cells of a row of a markdown table. ``row``: the index of the row below the head, from 0."""
     return [cell.strip() for cell in shown.splitlines()[2 + row].strip("|").split("|")]
 
 
-# -- the pages ---------------------------------------------------------------------------------------------------------
+# -- pages -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.docs
@@ -56,7 +57,7 @@ def test_a_stale_table_is_reported_and_written_anew(page, capsys):
     before = path.read_text()
     assert figures.main(["--check", str(path)]) == 1
     error = capsys.readouterr().err
-    assert "-| 8192x8192x8192 | 679.2 |" not in error  # this line the log says too
+    assert "-| 8192x8192x8192 | 679.2 |" not in error  # this row agrees with the log, so the diff must not remove it
     assert "-| shape | TFLOPS |" in error and "+| shape | 1 |" in error
     assert "run 'python tools/figures.py'" in error
     assert path.read_text() == before
@@ -73,7 +74,7 @@ def test_a_stale_figure_in_running_text_is_reported_and_written_anew(page, capsy
     assert "The best is [719.5][best] TFLOPS." in path.read_text()
 
 
-# -- what no log backs -------------------------------------------------------------------------------------------------
+# -- figures without a log ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -91,7 +92,7 @@ def test_figures_without_a_source_are_refused(page, text, capsys):
     assert "no log backs" in capsys.readouterr().err
 
 
-# -- what the tables and figures say -----------------------------------------------------------------------------------
+# -- contents of tables ------------------------------------------------------------------------------------------------
 
 
 def test_a_matrix_has_the_rates_of_the_raw_samples():

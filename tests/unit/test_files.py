@@ -1,4 +1,4 @@
-"""Files are written whole or not at all."""
+"""Test that mamf writes a file completely or not at all, and does not overwrite other files by accident."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Ceilings: what confirms them, how a find comes to them in virtual time, and ``mamf find`` as a user meets it."""
+"""Test ceilings: what confirms them, how a search finds them in virtual time, and the command ``mamf find``."""
 
 import csv
 import dataclasses
@@ -46,7 +46,7 @@ A, B, C = (MatmulShape(4096, 4096, k) for k in (1024, 2048, 4096))
 
 
 def row_of(shape, tflops, number, kernel=KERNEL, regime="burst", phase="confirm", **conditions):
-    """A measured row whose every sample is ``tflops``."""
+    """Return a row in which every sample has the rate ``tflops``."""
     samples = (shape.flop / tflops / 1e12,) * 3
     return Measurement(
         shape, kernel, MatmulProblem(), regime, "median", "ok", "", summarize_samples(samples), samples,
@@ -99,7 +99,7 @@ def test_the_interval_holds_the_figure_and_no_finalist_is_higher(rounds):
 
 
 class Shared(SimulatedMatmul):
-    """A matmul on a device that something else uses at times: it takes ``times`` as long."""
+    """A matmul that takes ``times`` times as long, because another process uses the device."""
 
     times = 1.0
 
@@ -168,11 +168,11 @@ def test_a_ceiling_survives_the_log(regime):
     assert logged(ceiling_of(regime)) == ceiling_of(regime)
 
 
-# -- finding ---------------------------------------------------------------------------------------------------------
+# -- searching -------------------------------------------------------------------------------------------------------
 
 
 class Find(RunSetup):
-    """A find in virtual time, with the rows that it yields."""
+    """A search in virtual time that keeps the rows that it yields."""
 
     def yield_results(self):
         self.strategy = GridSearchStrategy(self)
@@ -190,7 +190,7 @@ def find_with(plan, kernels, backend, held=()):
 
 
 def find_of(backend=None, kernels=None, held=(), seed=0, **fields):
-    """A find whose budget is no limit: what it does is decided by its counts."""
+    """Return a search that, by default, is limited only by its counts and not by its budget."""
     kernels = kernels or [SimulatedMatmul()]
     names = tuple(kernel.name for kernel in kernels)
     defaults = {"regimes": ("burst",), "budget_seconds": 600.0, "scouts": 24, "refinements": 36}
@@ -203,7 +203,7 @@ def found(find):
 
 
 def highest(physics=PHYSICS, longest_k=SIZES[-1]):
-    """TFLOPS of full waves and the longest K: no shape of the simulated device is faster."""
+    """Return the highest TFLOPS of the simulated device: the rate of a shape with full waves and the longest K."""
     flop_per_cycle = physics.compute_units * physics.flop_per_cycle_per_unit * physics.matmul_peak_share
     return flop_per_cycle * physics.boost_clock_hz * longest_k / (longest_k + 200) / 1e12
 
@@ -213,7 +213,7 @@ def confirmations(rows, regime="burst"):
 
 
 def final_rounds(rows, regime="burst"):
-    """Those that choose and those that confirm."""
+    """Return the rows of the choosing and the confirming rounds."""
     return [row for row in rows if row.phase in ("choose", "confirm") and row.regime == regime]
 
 
@@ -229,7 +229,7 @@ def test_the_burst_ceiling_is_within_half_a_percent_of_the_best_there_is(seed):
 
 @pytest.fixture(scope="module")
 def both(few_shapes):
-    """A find of both ceilings that nothing cut short, and its rows."""
+    """Return a complete search for both ceilings, and its rows."""
     find = find_of(regimes=("burst", "sustained"))
     return find, found(find)
 
@@ -264,7 +264,7 @@ def test_rounds_are_interleaved_and_none_repeats_a_candidate(both, regime):
         tuple(row.shape for row in rows if row.round_number == number) for number in range(1, MIN_CONFIRMING_ROUNDS + 1)
     }
     assert len({frozenset(order) for order in orders}) == 1
-    assert regime == "sustained" or len(orders) > 1, "always in the same order: each follows the same heat"
+    assert regime == "sustained" or len(orders) > 1, "the order of candidates must change between rounds"
 
 
 def test_a_find_repeats_exactly_in_virtual_time(both):
@@ -272,7 +272,10 @@ def test_a_find_repeats_exactly_in_virtual_time(both):
 
 
 class Late:
-    """Lets the clock jump when a phase begins, to ``left`` seconds before the moment ``share`` of the budget ends."""
+    """A hook that advances the clock when a phase begins.
+
+    The new time is ``left`` seconds before the moment when the share ``share`` of the budget is used up.
+    """
 
     def __init__(self, find, phase, share, left):
         self.find, self.phase, self.share, self.left = find, phase, share, left
@@ -294,7 +297,7 @@ def test_a_budget_that_ends_within_the_first_round_confirms_nothing(left):
     assert {"scout", "refine"} <= {row.phase for row in rows}
 
 
-# -- going on --------------------------------------------------------------------------------------------------------
+# -- resuming a search -----------------------------------------------------------------------------------------------
 
 
 def test_a_find_that_holds_everything_launches_nothing_and_finds_the_same(both):
@@ -312,12 +315,16 @@ def test_what_time_had_ended_is_not_searched_anew(lacking):
     again = found(find_of(held=held, **limited))
     assert not {key_of(row) for row in held} & {key_of(row) for row in again}
     assert "scout" not in {row.phase for row in again}
-    assert len(again) <= lacking + 60, "more than the rounds that confirm"
+    assert len(again) <= lacking + 60, "the resumed search measured more than the missing rows and the final rounds"
 
 
 @pytest.mark.parametrize("held_rounds", [[], [1], [1, 2], [1, 2, 3]], ids=str)
 def test_who_was_left_in_a_round_is_as_the_rows_say_and_not_the_clock(held_rounds):
-    """Fewer candidates were affordable in the second round, and an interruption ended a round in its middle."""
+    """Check that a search that was interrupted within a round measures no candidate twice in this round.
+
+    The budget allowed fewer candidates in the second round than in the first. The resumed search must learn from the
+    rows which candidates these were: its own clock does not show how much time was left.
+    """
     physics = dataclasses.replace(Physics(), compute_units=4, flop_per_cycle_per_unit=4096, memory_bytes=8 * 10**9)
     limited = {"budget_seconds": 110.0, "scouts": 8, "refinements": 8}
     rows = found(find_of(SimulatedBackend(physics=physics), **limited))
@@ -342,7 +349,11 @@ def key_of(row):
 
 
 class Library(SimulatedMatmul):
-    """A library with algorithms: each takes as long as a matmul of this share of K."""
+    """A library with several algorithms.
+
+    ``shares``: by algorithm, a factor. The algorithm takes as long as a matmul with K times this factor.
+    ``broken``: the name of an algorithm that fails, or ``variants`` if the library fails to list its algorithms.
+    """
 
     name = "library"
     shares = {"library[0]": 1.1, "library[1]": 0.95, "library[2]": 1.02}  # noqa: RUF012
@@ -376,7 +387,7 @@ def test_the_fastest_algorithm_of_a_second_kernel_is_the_ceilings():
 
 
 class Elsewhere(SimulatedMatmul):
-    """Slower than the default where that is at its best, and faster where C is small."""
+    """A kernel that is faster than the default where C is small, and slower where the default is fastest."""
 
     name = "elsewhere"
 
@@ -396,7 +407,7 @@ def test_shapes_and_kernels_are_chosen_together():
     sought = [row for row in rows if row.phase in ("scout", "refine", "algorithm")]
     assert len(sought) <= find.plan.options.scouts + find.plan.options.refinements + 10
     assert {row.kernel for row in sought if row.phase == "scout"} == {KERNEL, "elsewhere"}
-    # What the default gives is measured beside it, where it is best and on the ceiling's own shape.
+    # The rounds also measure the default kernel, on the shape of the ceiling and on its own fastest shape.
     assert ceiling.gain_over_default == pytest.approx(1 / 0.93 - 1, abs=0.01)
     best_of_default = max(default, key=lambda row: row.best_rate).shape
     assert (best_of_default, KERNEL) in {(row.shape, row.kernel) for row in rows if row.phase == "choose"}
@@ -490,7 +501,7 @@ def find(run):
 
 @pytest.fixture
 def whole(find, tmp_path):
-    """A complete log and what was printed of it."""
+    """Provide a complete log, ``run.jsonl``. Return the exit code and output of its run, and the bytes of the log."""
     if not WHOLE:
         code, out, _ = find("--output", "run.jsonl", "--budget", "10m")
         WHOLE.extend((code, out, (tmp_path / "run.jsonl").read_bytes()))
@@ -498,7 +509,7 @@ def whole(find, tmp_path):
     return WHOLE
 
 
-WHOLE = []  # a find by the command line takes a second: once is enough
+WHOLE = []  # shared by all tests, because a find by the command line takes a second
 
 
 def test_a_find_prints_both_ceilings_and_how_they_were_found(whole, tmp_path):
@@ -532,7 +543,7 @@ def test_a_search_with_less_time_than_a_quick_one_says_that_its_ceilings_may_be_
     assert (warning in " ".join((out + err).split())) == is_short
     assert (warning in run("show", "short.jsonl")[1]) == is_short
     _, _, err = find("--resume", "short.jsonl", "--budget", "5s")
-    assert "has only 5 s" not in err, "the grid of the first run stays"
+    assert "has only 5 s" not in err, "a resumed search keeps the grid of its first run, so it must not warn"
 
 
 def test_the_report_repeats_remarks_about_the_measurements_that_confirm_a_ceiling(whole, tmp_path):
@@ -619,7 +630,7 @@ REFUSAL = "CUBLAS_STATUS_NOT_SUPPORTED when calling cublasLtMatmulAlgoGetHeurist
 
 @pytest.fixture
 def refusing(monkeypatch):
-    """A library without an algorithm for the problem: it says so when it is asked."""
+    """Provide a library that has no algorithm for the problem, and says so in an error."""
 
     def refused(*asked, **options):
         raise RuntimeError(REFUSAL)
@@ -654,7 +665,7 @@ def test_ctrl_c_tells_what_is_confirmed_and_what_is_scouted(find, on_launch, tmp
     assert code == 130
     assert "interrupted: by the user" in out
     assert bool(re.search(r"; [12] ceilings? left: continue with --resume", out)) != is_confirmed
-    # The dtypes to come are interrupted too.
+    # The interrupt also cancels the second dtype, so there is one log.
     (path,) = tmp_path.iterdir()
     log = read_run_log(path)
     assert log.measurements
@@ -677,7 +688,7 @@ def resume(run, *arguments):
 
 @pytest.mark.parametrize("share", [0.2, 0.8])
 def test_a_killed_log_resumes_and_comes_to_the_same_ceilings(whole, run, registered, tmp_path, share):
-    """Cut off in the middle of a line, as by kill -9."""
+    """Check a log that ends in the middle of a line, as after kill -9."""
     path = tmp_path / "run.jsonl"
     before = read_run_log(path)
     path.write_bytes(whole[2][: int(share * len(whole[2]))])
@@ -696,16 +707,16 @@ def test_a_budget_given_when_resuming_counts(whole, run, registered, tmp_path):
     (tmp_path / "run.jsonl").write_bytes(whole[2][: len(whole[2]) // 10])
     code, out, _ = resume(run, "--budget", "24s")
     assert code == 0
-    assert 24 <= float(re.search(r"measurements in ([\d.]+) s", out)[1]) < 1.2 * 24  # the last visit is not cut short
+    assert 24 <= float(re.search(r"measurements in ([\d.]+) s", out)[1]) < 1.2 * 24  # the last visit may end after it
 
 
-# -- quick -----------------------------------------------------------------------------------------------------------
+# -- quick searches --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def quick():
     backend = SimulatedBackend()
-    with pytest.MonkeyPatch.context() as patch:  # a grid as real ones are: a coarse one has few small shapes
+    with pytest.MonkeyPatch.context() as patch:  # a fine grid, as usual: a coarse one has few small shapes
         patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 20)
         patch.setattr("mamf.engine.search.grid._MAX_GRID_STEP", 1024)
         plan, kernels = plan_search(backend, MatmulProblem(), SIMULATED[-1:], is_quick=True)
@@ -728,12 +739,13 @@ def test_a_quick_find_confirms_in_sustained_what_burst_has_chosen(quick):
 
 
 def test_a_quick_find_is_as_high_as_a_thorough_one(quick, both):
-    for regime, thorough in both[0].ceilings.items():  # whose K is not as long
+    # The thorough find has no K above 20480, so its ceilings are a little lower.
+    for regime, thorough in both[0].ceilings.items():
         assert quick[0].ceilings[regime].tflops >= 0.994 * thorough.tflops
 
 
 class Proposals(Library):
-    """Algorithms that need no compilation; which of them is the best depends on the shape."""
+    """A library with algorithms that need no compilation. Which of them is fastest depends on the shape."""
 
     has_cheap_variants = True
     shares = {f"library[{rank}]": 1.0 for rank in range(6)}  # noqa: RUF012
@@ -748,7 +760,7 @@ class Proposals(Library):
 
 
 def test_a_quick_find_uses_the_kernel_and_the_algorithm_that_are_best(few_shapes, monkeypatch):
-    # The best of these kernels needs more cycles than the simulated device has at its true clock.
+    # The fastest of these kernels needs more cycles than the device has at its usual true clock, so hide that clock.
     monkeypatch.setattr(SimulatedBackend, "physics", dataclasses.replace(Physics(), true_clock_share=None))
     find = find_of(kernels=[SimulatedMatmul(), Library(), Proposals()], scouts=40, refinements=48, is_quick=True)
     rows = found(find)
@@ -765,7 +777,7 @@ def test_a_quick_find_leaves_kernels_that_are_no_faster_than_the_default(few_sha
     rows = found(find)
     after = [row.kernel for row in rows if row.phase in ("refine", "choose", "confirm")]
     assert ("library[0]" in after) == is_used
-    # It compiles, so the least likely of its algorithms is not tried.
+    # The library compiles its algorithms, so a quick search tries only the two most promising ones.
     assert {row.kernel for row in rows if row.phase == "algorithm"} == {"library[0]", "library[1]"}
     assert found(find_of(kernels=find.plan_kernels, is_quick=True, held=rows)) == []
 
@@ -803,7 +815,7 @@ def test_a_quick_find_compiles_no_kernel_that_lost_on_such_devices(monkeypatch, 
 
 
 class ChipKernel(SimulatedMatmul):
-    """A matmul on a chip of tools/bench_search.py."""
+    """A matmul with the speed of a chip of tools/bench_search.py."""
 
     def __init__(self, chip):
         self.chip = chip

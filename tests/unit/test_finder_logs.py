@@ -1,4 +1,4 @@
-"""Logs of mamf-finder 2 to 4: what they say is imported, what they leave open stays open."""
+"""Test the import of logs of mamf-finder 2 to 4: it must keep all of their figures, and make up none."""
 
 import gzip
 from pathlib import Path
@@ -216,11 +216,11 @@ class TestFiles:
             read_finder_logs(path)
 
 
-# -- cut, mixed and made up --------------------------------------------------------------------------------------------
+# -- truncated, mixed and random logs ----------------------------------------------------------------------------------
 
 
 def imported(text):
-    """The runs, or none where the text holds none."""
+    """Return the runs in a text, or an empty list if it contains no run."""
     try:
         return parse_finder_runs(text)
     except RunLogError:
@@ -235,7 +235,7 @@ def figures(run):
 def test_cut_anywhere_makes_up_no_figure(version):
     text = samples.ALL[version]
     whole = run_of(text)
-    for end in range(1, len(text), 3):  # numbers are longer than that
+    for end in range(1, len(text), 3):  # figures have more than 3 characters, so each is cut somewhere
         for run in imported(text[:end]):
             assert figures(run) <= figures(whole)
             assert not run.is_complete or run.best
@@ -260,7 +260,7 @@ def test_the_warning_of_a_node_summary_is_kept():
 def test_medians_of_mamf_finder_are_compared_with_medians_of_classic():
     log = read_run_log(RESULTS / "sweep-torch-mm-bfloat16-classic-20261123-071112.jsonl")
     row = next(row for row in log.measurements if str(row.shape) == "6400x4096x4096")
-    assert row.best_rate > 1.05 * row.compute_rate("median")  # classic ranks rows by the fastest launch
+    assert row.best_rate > 1.05 * row.compute_rate("median")  # in classic, the fastest launch gives the best rate
     mamf = make_compared_run("", log)
     finder = make_compared_run("", read_legacy_log_or_none(RESULTS / "mamf-finder-v2g-bfloat16-20261123-071020.jsonl"))
     assert (finder.statistic, mamf.statistic) == ("median", "classic median")

@@ -1,4 +1,4 @@
-"""A stranger's log, with terminal escapes, formulas and markup in every text, through every command that reads one."""
+"""Test that commands print third-party logs safely: all texts contain terminal escapes, formulas and markup."""
 
 import copy
 import csv
@@ -23,7 +23,7 @@ FORMATTERS = ("table", "csv", "json", "markdown", "html")
 
 
 def poisoned(text):
-    """HOSTILE at the beginning and the end of a text."""
+    """Put ``=`` and HOSTILE before a text, and HOSTILE after it. A spreadsheet takes such a text as a formula."""
     return f"={HOSTILE}{text}{HOSTILE}"
 
 
@@ -45,7 +45,7 @@ def kernel_records(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def logs(sweep_records, find_records, kernel_records, tmp_path_factory):
-    """A log of every kind, all texts and the file's name poisoned."""
+    """Return the paths of logs by kind. File names, and all texts that mamf only prints, are hostile."""
     few = [record for record in find_records if record["record"] != "measurement"]
     few[1:1] = [record for record in find_records if record["record"] == "measurement"][-8:]
     failed = copy.deepcopy(sweep_records)

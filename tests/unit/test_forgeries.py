@@ -1,4 +1,4 @@
-"""Logs that were made up, with every figure recomputed: none of these kinds is accepted."""
+"""Test that the review rejects forged logs whose samples were changed, even if all other figures were recomputed."""
 
 import forgeries
 import pytest

@@ -1,4 +1,4 @@
-"""mamf guard: what it reads, when it doubts, what it makes of fresh visits, and how often it is wrong."""
+"""Test ``mamf guard``: its file, when it measures a row again, how it judges rows, and how often it is wrong."""
 
 import csv
 import io
@@ -43,7 +43,7 @@ baseline = "baseline.jsonl"
 [problem]
 direction = ["fwd", "bwd"]
 """
-#: What visits and runs of a card scatter by: burst as calibrated, sustained too.
+#: A device with launch times that vary between visits and between runs, as calibrated on real cards.
 RESTLESS = replace(
     Physics(), boost_variation=TimeVariation(0.0008, 0.0008), capped_variation=TimeVariation(0.0025, 0.0040)
 )
@@ -53,7 +53,7 @@ KNOWN = Repeatability(0.0011)
 
 @pytest.fixture(scope="module")
 def baseline(tmp_path_factory):
-    """FILE and the baseline that --update measures."""
+    """Return a folder with FILE and the baseline that ``mamf guard --update`` measured for it."""
     folder = tmp_path_factory.mktemp("baseline")
     (folder / "guard.toml").write_text(FILE)
     with pytest.MonkeyPatch.context() as patch:
@@ -65,7 +65,7 @@ def baseline(tmp_path_factory):
 
 @pytest.fixture
 def guard(run, baseline, monkeypatch):
-    """The command that guards FILE, whose baseline is measured."""
+    """Return a function that runs ``mamf guard`` with FILE, in a folder that contains a measured baseline."""
     monkeypatch.setattr(SimulatedBackend, "physics", RESTLESS)
     shutil.copytree(baseline, run.folder, dirs_exist_ok=True)
 
@@ -80,7 +80,7 @@ def slower(monkeypatch, share=0.03):
     monkeypatch.setattr(SimulatedAttention, "peak_share", SimulatedAttention.peak_share * (1 - share))
 
 
-# -- from end to end, in virtual time ----------------------------------------------------------------------------------
+# -- complete runs in virtual time -------------------------------------------------------------------------------------
 
 
 def test_a_dry_run_counts_the_repetitions(guard):
@@ -88,7 +88,7 @@ def test_a_dry_run_counts_the_repetitions(guard):
     limit_seconds = float(re.search(r"time: at most (\d+) s", out)[1])
     took_seconds = read_run_log(guard.folder / "first.jsonl").summary["elapsed_seconds"]
     assert code == 0
-    assert limit_seconds >= took_seconds / 2  # without the time to prepare the rows
+    assert limit_seconds >= took_seconds / 2  # the limit does not include the time to prepare rows
 
 
 def test_an_unchanged_kernel_passes(guard):
@@ -145,7 +145,7 @@ def test_a_budget_that_ends_it_is_no_pass_and_the_rest_is_resumed(guard, monkeyp
     held = [row.samples for row in read_run_log(guard.folder / "cut.jsonl").measurements]
     assert guard("--resume", "cut.jsonl")[0] == 3
     rows = read_run_log(guard.folder / "cut.jsonl").measurements
-    assert [row.samples for row in rows][: len(held)] == held, "nothing is measured twice"
+    assert [row.samples for row in rows][: len(held)] == held, "the resumed run must not replace or repeat earlier rows"
     assert len({(row.shape, row.problem, row.phase, row.round_number) for row in rows}) == len(rows)
 
 
@@ -178,7 +178,7 @@ def test_its_logs_are_shown_drawn_and_checked(guard, run):
     assert (code, "resume it with 'mamf guard FILE.toml --resume baseline.jsonl'" in err) == (2, True)
 
 
-# -- the file ----------------------------------------------------------------------------------------------------------
+# -- the guard file ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,10 @@ def test_a_baseline_of_another_card_is_none(guard, monkeypatch):
 
 
 def test_a_baseline_of_cycles_holds_on_another_card(guard, run, monkeypatch):
-    """The other card is a tenth slower, because its clock is; then its kernel wastes a tenth of the cycles."""
+    """Check that the guard passes on a card with a 10 % lower clock, and fails if the kernel itself is 10 % slower.
+
+    A lower clock does not change the number of cycles that a kernel needs.
+    """
     path = guard.folder / "guard.toml"
     path.write_text(f'by = "cycles"\ntolerance = 0.05\n{FILE}')
     baseline = guard.folder / "baseline.jsonl"
@@ -252,7 +255,7 @@ def test_a_baseline_of_cycles_holds_on_another_card(guard, run, monkeypatch):
     assert guard("--output", "wasteful.jsonl")[0] == 3
 
 
-# -- doubts ------------------------------------------------------------------------------------------------------------
+# -- when a row is measured again --------------------------------------------------------------------------------------
 
 
 def visit(seconds=1.0, phase="", status="ok", number=1):
@@ -274,13 +277,13 @@ BASELINE = combine_measurements(fresh(1.0, 1.0, 1.0))
     ("visits", "doubted"),
     [
         ([visit(1.0)], False),
-        ([visit(1.012)], True),  # half of the tolerance is enough to look again
+        ([visit(1.012)], True),  # a loss of half the tolerance is enough to measure again
         ([visit(0.8)], False),
-        ([replace(visit(1.0), repeatability=Repeatability(0.073))], True),  # more visits may make it narrow enough
-        ([visit(1.05), *fresh(1.0)], True),  # too few to tell
+        ([replace(visit(1.0), repeatability=Repeatability(0.073))], True),  # more visits may narrow the interval enough
+        ([visit(1.05), *fresh(1.0)], True),  # too few confirming visits
         ([visit(1.05), *fresh(1.0, 1.0, 1.0)], False),
         ([visit(1.05), *fresh(1.05, 1.05, 1.05)], False),
-        ([visit(1.05), *fresh(1.02, 1.02, 1.02)], True),  # right at the tolerance
+        ([visit(1.05), *fresh(1.02, 1.02, 1.02)], True),  # the interval contains the tolerance
         ([visit(status="failed")], True),
         ([visit(status="failed"), visit(phase=CONFIRM_PHASE, status="failed")], False),
         ([visit(status="wrong_result")], False),
@@ -362,7 +365,7 @@ def test_a_baseline_that_scatters_more_than_the_tolerance_is_refused(guard, monk
 def test_a_baseline_whose_interval_is_unknown_is_refused_with_any_tolerance(guard, monkeypatch):
     before = (guard.folder / "baseline.jsonl").read_bytes()
     (guard.folder / "guard.toml").write_text(f"tolerance = 0.27\n{FILE}")
-    unknown = replace(NOISY, repeatability=Repeatability(0.2))  # more than 50 %, but less than the tolerance
+    unknown = replace(NOISY, repeatability=Repeatability(0.2))  # below the tolerance, but its intervals exceed 50 %
     monkeypatch.setattr(SimulatedBackend, "burst_traits", unknown)
     code, _, err = guard("--update")
     assert code == 1
@@ -399,7 +402,7 @@ def test_a_wrong_round_is_shown_even_if_other_rounds_are_right(guard, run):
 
 
 def test_an_update_says_what_it_stored(guard):
-    code, out, _ = guard("--update", "--baseline", "new/baseline.jsonl")  # in a folder that does not exist yet
+    code, out, _ = guard("--update", "--baseline", "new/baseline.jsonl")  # its folder does not exist yet
     assert code == 0 and (guard.folder / "new" / "baseline.jsonl").exists()
     (line,) = [line for line in out.splitlines() if line.startswith("baseline: ")]
     assert line.startswith(
@@ -419,7 +422,7 @@ def test_a_kernel_that_exits_ends_no_guard_with_a_pass(guard, on_launch, ended):
     assert {(row.status, row.reason) for row in rows} == {("failed", f"SystemExit: {ended}")}
 
 
-# -- how often it is wrong: tools/rates.py draws ten thousand of each, docs/guard.md has the figures -------------
+# -- error rates: tools/rates.py draws ten thousand guards of each kind, and docs/guard.md has the results -------------
 
 
 def test_the_guard_is_silent_on_unchanged_kernels_and_sees_a_slower_one():
@@ -437,7 +440,7 @@ def test_the_file_that_the_docs_show_is_one(tmp_path):
 
 
 def test_sustained_is_confirmed_by_visits_that_start_anew(guard):
-    """A power controller stays in one of its states for as long as the card is loaded."""
+    """Check that the device rests between visits: under continuous load, a power controller stays in one state."""
     large = FILE.partition("[problem]")[0].replace("b4h16q2048k2048", "b16h16q16384k16384")
     large = large.replace("b4h16q4096k4096", "b16h16q8192k8192")
     (guard.folder / "guard.toml").write_text(f'{large}regimes = ["sustained"]\nrounds = 3\n')

@@ -1,4 +1,4 @@
-"""``mamf import``: what is written where, and nothing by halves."""
+"""Test ``mamf import``: the names of the logs that it writes, and that it writes either all logs or none."""
 
 import errno
 import gzip
@@ -89,7 +89,7 @@ def test_a_full_disk_leaves_nothing_and_the_import_can_be_repeated(folder, monke
 
 
 def test_a_reader_that_stops_reading_stops_no_import(folder, monkeypatch):
-    """``import ... | head -1``"""
+    """Simulate ``mamf import ... | head -1``, where printing fails once ``head`` has ended."""
 
     class Closed(io.StringIO):
         def write(self, text):

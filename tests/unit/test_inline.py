@@ -1,4 +1,4 @@
-"""Pictures of pages: hints, colors, and nothing that a page's policy forbids."""
+"""Test the charts in pages: hints, colors, and that they contain nothing that the page's security policy forbids."""
 
 import re
 import sys
@@ -80,7 +80,7 @@ def test_pictures_have_no_styles_and_the_colors_of_the_page(chart):
     ids = re.findall(' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) == set(ids)
-    assert make_picture_template_values(chart)["pictures"] == parts["pictures"], "the same log gives the same bytes"
+    assert make_picture_template_values(chart)["pictures"] == parts["pictures"], "equal charts must give equal bytes"
     assert all(key["outline"].startswith("M") for key in parts["legend"])
 
 

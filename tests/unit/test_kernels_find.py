@@ -1,4 +1,4 @@
-"""Ceilings of any operation, sought and confirmed in virtual time."""
+"""Test ``mamf find`` for an operation other than matmul (attention), in virtual time."""
 
 import shutil
 

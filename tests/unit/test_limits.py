@@ -1,4 +1,6 @@
-"""What is asked for beyond what can be: refused in one line, with exit code 2 and nothing left behind."""
+"""Test that mamf refuses impossible requests. The command line prints one line, exits with 2 and leaves no files. The
+library raises a MamfError.
+"""
 
 import io
 import math
@@ -184,7 +186,7 @@ def test_a_closed_stdout_is_said_and_a_closed_stderr_is_no_matter(run, log, monk
 
 
 class Gone(io.StringIO):
-    """A stream that nobody reads any more."""
+    """A stream that nobody reads any longer, so each write raises BrokenPipeError."""
 
     def write(self, text):
         raise BrokenPipeError

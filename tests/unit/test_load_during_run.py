@@ -1,4 +1,4 @@
-"""Other work that uses the CPU while a run measures: the log and every report of it say so."""
+"""Test that a run's log and its report warn if other processes used the CPU during the run."""
 
 import json
 
@@ -14,7 +14,9 @@ WARNING = "WARN host load: other processes used 60 % of the CPU during the run"
 
 
 def use_cpu(seconds, others_share):
-    """The use of a CPU with 4 cores ``seconds`` after START, during which this process used one core."""
+    """Return the use of a CPU with 4 cores ``seconds`` after START. In this time, this process used one core, and other
+    processes used the share ``others_share`` of all cores.
+    """
     return CpuUse(100.0 + seconds, 1000.0 + seconds * (1 + 4 * others_share), 50.0 + seconds, 4000.0 + 4 * seconds)
 
 

@@ -1,4 +1,4 @@
-"""The meter in virtual time: what a step took, what it is a share of, and that it never holds up nor stops a loop."""
+"""Test ``mamf.Meter`` in virtual time: the figures of a step, and that the meter never delays or stops a loop."""
 
 import math
 import re
@@ -24,7 +24,7 @@ GPT2 = SimpleNamespace(
 
 @pytest.fixture
 def card():
-    """Without noise: a step takes what it is told to take."""
+    """Return a simulated device without noise, so that every step takes exactly STEP."""
     return SimulatedBackend(
         physics=replace(
             SimulatedBackend.physics, launch_noise=0.0, hot_clock_loss_share=0.0, rested_time_saving_share=0.0
@@ -38,7 +38,10 @@ def meter_of(card, **options):
 
 
 def train(card, meter, steps=5, data=0.0, begin=True, **told):
-    """Steps whose device time is STEP; the host waits ``data`` seconds for each batch."""
+    """Run steps that take STEP seconds on the device, and return their figures.
+
+    ``data``: the seconds that the host waits for each batch.
+    """
     figures = []
     for _ in range(steps):
         card.sleep(data)
@@ -78,7 +81,7 @@ def test_a_step_is_read_when_the_next_is_queued(card):
     assert card.now() - before < 1e-4
     card._run_on_device(STEP, 300.0)
     assert meter.step().step == 1
-    # The host waited for the first step alone: the second is still running.
+    # The host waited only for the first step: the second one is still running.
     assert card.device_time - card.now() == pytest.approx(STEP, rel=0.01)
 
 
@@ -99,7 +102,7 @@ def test_the_mean_is_work_over_time(card):
     meter = meter_of(card)
     train(card, meter, steps=2)
     train(card, meter, steps=2, data=0.3)
-    mean, seconds = meter.mean(), 2 * STEP + (0.3 + STEP) + 0.3  # the last data came while the device was busy
+    mean, seconds = meter.mean(), 2 * STEP + (0.3 + STEP) + 0.3  # the device ran a step during the last wait
     assert mean.tflops == pytest.approx(4 * 50 / seconds, rel=0.01)
     assert mean.tokens_per_second == pytest.approx(4000 / seconds, rel=0.01)
 
@@ -203,14 +206,14 @@ def test_another_thread_may_read_the_mean_while_steps_are_metered(card):
     is_done.set()
     reader.join()
     seconds = [each.seconds for each in seen if each is not None]
-    # The sum and the number of the same steps, whichever were read.
+    # A mean must divide the total time of some steps by the count of the same steps, whenever the thread read it.
     assert seconds == pytest.approx([STEP] * len(seconds), rel=1e-3)
     assert meter.mean().step == 200
 
 
 def test_the_model_within_a_wrapper_is_found(card):
     model = SimpleNamespace(config=GPT2)
-    wrapped = SimpleNamespace(module=model)  # as DistributedDataParallel has it
+    wrapped = SimpleNamespace(module=model)  # as in DistributedDataParallel
     options = {"flops_per_step": None, "sequence_length": 1024}
     (*_, bare), (*_, found) = (train(card, meter_of(card, model=each, **options)) for each in (model, wrapped))
     assert found.tflops == pytest.approx(bare.tflops, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Steps of models: shapes, parameters and FLOP, what the operation says, and the simulated device's."""
+"""Test training steps of models: parameters, FLOP and bytes, options, and measurements on the simulated device."""
 
 import math
 from dataclasses import replace
@@ -38,7 +38,7 @@ def measured(backend, problem, shape, regime=BurstRegime, kernel=None):
     ],
 )
 def test_parameters_are_those_of_the_published_models(size, published):
-    """GPT-2's with its 1024 positions, and Llama 3's."""
+    """Compare the parameter counts with those of GPT-2, which has 1024 positions, and of Llama 3."""
     assert ModelProblem(**FIELDS_BY_MODEL_SIZE[size]).count_parameters(SHAPE) == published
 
 
@@ -139,7 +139,7 @@ def test_backward_and_optimizer_are_differences_with_intervals(backend):
 
 
 class CompiledLate(SimulatedModel):
-    """What compiles in its first launch, for half a minute."""
+    """A kernel whose first launch takes 30 s longer, as if it compiled."""
 
     def prepare(self, backend, *arguments, **options):
         made = super().prepare(backend, *arguments, **options)
@@ -158,7 +158,7 @@ def test_the_time_that_a_first_launch_compiles_outlasts_no_burst(backend):
     assert row.seconds == pytest.approx(measured(backend, ModelProblem(), ModelShape(1, 128)).seconds, rel=0.01)
     row = measured(backend, ModelProblem(**FIELDS_BY_MODEL_SIZE["xl"], phase="step"), SHAPE, kernel=CompiledLate())
     assert row.status == "unsupported"
-    assert "a launch takes 3" not in row.reason, "which is of the second"
+    assert "a launch takes 3" not in row.reason, "the reason must not give the time of the launch that compiles"
 
 
 def test_a_kernel_is_named_with_its_attention(backend):
@@ -174,7 +174,9 @@ def test_a_kernel_is_named_with_its_attention(backend):
 
 @pytest.mark.parametrize("size", FIELDS_BY_MODEL_SIZE)
 def test_the_formula_for_a_training_loop_counts_the_same_work(size):
-    """mamf.model_flops of a configuration and the exact count of a step: a causal half is half a token apart."""
+    """Check that mamf.model_flops agrees with the exact FLOP of a step. For causal attention, mamf.model_flops counts
+    half of all pairs of tokens; the exact count is half a key per query higher.
+    """
     problem = ModelProblem(**FIELDS_BY_MODEL_SIZE[size], phase="forward-backward")
     config = SimpleNamespace(
         model_type={"gpt2": "gpt2", "llama": "llama", "moe": "mixtral"}[problem.style],

@@ -1,4 +1,4 @@
-"""FLOP of a model: by formula, and beside what was counted."""
+"""Test the FLOP of a model from its formula, and the counter of the FLOP that torch runs."""
 
 import importlib.util
 from dataclasses import replace
@@ -27,7 +27,8 @@ def flops_of(**changes):
 
 
 def test_of_llama_3_8b_all_weights_but_the_embedding_and_the_norms_count():
-    # 8030261248 parameters, of which 128256 x 4096 are looked up and 65 norms of 4096 scale.
+    # Llama 3 8B has 8030261248 parameters. The embedding (128256 x 4096) is only looked up, and the 65 norms (of 4096
+    # weights each) only scale, so they need no matmul.
     assert flops_of().weight_count == 8030261248 - 128256 * 4096 - 65 * 4096
 
 
@@ -55,18 +56,15 @@ def test_formula_and_counter_agree_for_every_architecture():
     spec = importlib.util.spec_from_file_location("formula_check", path)
     check = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(check)
-    ratios = {}
-    for case in check.CASES:
-        kind, formula, counted = check.compare(case)
-        ratios[kind] = formula / counted
-    # BertModel has a pooler, which no formula counts.
-    assert {kind: round(ratio, 3) for kind, ratio in ratios.items()} == dict.fromkeys(ratios, 1)
-    checked = {name.lower().replace("_", "") for name in ratios}
+    compared = [check.compare(case) for case in check.CASES]
+    # Round, because no formula counts the pooler of BertModel, which has less than 0.05 % of the FLOP of this model.
+    assert [kind for kind, formula, counted in compared if round(formula / counted, 3) != 1] == []
+    checked = {kind.lower().replace("_", "") for kind, _, _ in compared}
     listed = {name.replace("_", "") for name in _read_architecture_sections() if " " not in name}
     assert listed - checked == {"mt5", "umt5", "mbart", "deepseekv2"}
 
 
-#: Fields of published configurations, and the parameters that their makers call active.
+#: The fields of published configurations, and the number of active parameters that the publishers state.
 PUBLISHED = {
     "deepseek-v3": (
         {
@@ -94,7 +92,7 @@ PUBLISHED = {
             "interleave_moe_layer_step": 1,
             "layer_types": (["chunked_attention"] * 3 + ["full_attention"]) * 12,
         },
-        17.2e9 - 202048 * 5120,  # published with the embedding
+        17.2e9 - 202048 * 5120,  # the published number includes the embedding
     ),
     "vit-base": (
         {
@@ -117,7 +115,7 @@ PUBLISHED = {
 def test_weights_are_the_published_active_parameters(name):
     fields, published = PUBLISHED[name]
     flops = mamf.model_flops(SimpleNamespace(**fields))
-    if name.startswith("mamba"):  # its recurrence has multiplications but no weights
+    if name.startswith("mamba"):  # subtract the recurrence's multiplications, which have no weights
         flops = replace(flops, weight_count=flops.weight_count - 64 * 2 * 5120 * 128)
     assert flops.weight_count == pytest.approx(published, rel=0.03)
 
@@ -127,7 +125,7 @@ def test_windows_count_the_keys_that_they_reach():
     flops = flops_of(model_type="gemma2", layer_types=["sliding_attention", "full_attention"] * 16, **window)
     keys = 16 * 8192 + 16 * 1024
     assert flops.compute_flop_per_token(8192) == 6 * flops.weight_count + 12 * 4096 * keys
-    # Of the first 1024 queries' windows half is masked.
+    # A window has 1024 keys, but the first 1024 queries can use only half as many on average.
     causal = 16 * 8192 / 2 + 16 * (1024 - 1024 * 1024 / (2 * 8192))
     assert flops.compute_flop_per_token(8192, causal=True) == 6 * flops.weight_count + 12 * 4096 * causal
     assert flops.compute_flop_per_token(1024) == flops_of().compute_flop_per_token(1024)
@@ -186,7 +184,7 @@ def test_attention_is_counted_on_a_cpu_too_and_with_fewer_heads_of_keys(heads, b
         if backward:
             out.sum().backward()
 
-    # Two matmuls forward; backward, the recomputed scores and four gradients.
+    # The forward pass has two matmuls. The backward pass has five: the recomputed scores, and four gradients.
     assert mamf.count_flops(step) == 2 * (2 * 8 * 64 * 64 * 32) * (7 if backward else 2)
 
 
@@ -204,7 +202,7 @@ def test_attention_is_counted_whole_by_every_way_that_torch_takes(backend, mask)
         with torch.nn.attention.sdpa_kernel(getattr(torch.nn.attention.SDPBackend, backend)):
             torch.nn.functional.scaled_dot_product_attention(query, key, key, **options).sum().backward()
 
-    # Two matmuls forward and four backward; a fused kernel recomputes the scores.
+    # The forward pass has two matmuls and the backward pass four. A fused kernel also recomputes the scores.
     assert mamf.count_flops(step) == 2 * (2 * 4 * 64 * 96 * 32) * (6 if backend == "MATH" else 7)
 
 
@@ -321,7 +319,7 @@ def test_products_of_an_optimizer_are_not_counted():
             weight.data += weight.data @ weight.data
 
     layer = torch.nn.Linear(8, 8, bias=False)
-    torch.optim.SGD(layer.parameters())  # its step runs hooks from now on, within Muon's too
+    torch.optim.SGD(layer.parameters())  # from now on SGD.step runs hooks, also if Muon.step calls it
     optimizer = Muon(layer.parameters())
 
     def step():

@@ -1,4 +1,4 @@
-"""Shares of a model's step: MFU of the datasheet, MAMFU of a ceiling that is given, known, or neither."""
+"""Test the shares of a model's step: MFU, and MAMFU with a ceiling that is given, known or unknown."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ STEP = [*MODEL, "--context-lengths", "512", "1024", "--phase", "forward", "step"
 
 @pytest.fixture
 def steps(run, monkeypatch):
-    """``mamf model`` in virtual time."""
+    """Return a function that runs ``mamf model`` in virtual time."""
     monkeypatch.setattr(model, "make_kernel_names", lambda options: ["mamf.testing:SimulatedModel"])
     return lambda *given: run(*STEP, "--regime", "sustained", "--output", "run.jsonl", *given)
 

@@ -1,4 +1,6 @@
-"""Figures looked up by a device's name, on a machine without it: which device, which figure, and without torch."""
+"""Test ``mamf peak --name`` and ``mamf.peak(name=...)``, which look up rates of a device that need not be in this
+machine: which device a name means, which rate mamf chooses, and that this works without torch.
+"""
 
 import importlib.resources
 import json
@@ -77,7 +79,7 @@ def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name
     [
         ("RTX 4090 Laptop GPU", "unknown device"),
         ("NVIDIA GeForce RTX 3080 12GB", "unknown device.*RTX 3080 10GB"),
-        ("AMD Radeon Graphics", "unknown device"),  # the driver's name for many
+        ("AMD Radeon Graphics", "unknown device"),  # the driver reports this name for many devices
         ("NVIDIA A101", "similar name:.*A100|similar name:.*A10"),
         ("\x1b[2J", r"'\\x1b\[2J'"),
         ("x" * 10000, "10000 characters"),
@@ -91,7 +93,7 @@ def test_a_name_of_no_whole_device_is_one_line(name, error):
     assert len(str(raised.value).splitlines()) == 1
 
 
-# -- which figure ------------------------------------------------------------------------------------------------------
+# -- which rate mamf chooses -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("regime", ["sustained", "burst"])
@@ -116,7 +118,8 @@ def test_published_figures_come_second_with_their_address():
 @pytest.mark.parametrize(
     ("name", "dtype", "tflops"),
     [
-        # Denominators that training frameworks had wrong: missing devices, figures with sparsity, two dies as one.
+        # For these devices, training frameworks had no peak or a wrong one, such as the peak with sparsity, or the peak
+        # of two dies for one.
         ("AMD Instinct MI350X", "bfloat16", 2306.9),
         ("NVIDIA B300 SXM6 AC", "bfloat16", 2250),
         ("NVIDIA H100 NVL", "bfloat16", 835),
@@ -164,7 +167,7 @@ def test_what_nobody_listed_is_one_line():
 
 
 def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
-    monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *given, **options: [])  # slow
+    monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *given, **options: [])  # it is slow
     shipped = importlib.resources.files("mamf").joinpath(SHIPPED_PUBLISHED_FIGURES_FILE).read_text(encoding="utf-8")
     assert format_csv(read_published(ROOT / "results")) == shipped
     assert len(shipped) < 50_000

@@ -1,4 +1,6 @@
-"""``mamf node``: a process per device, several machines, what fails and hangs, and what a gate is told."""
+"""Test ``mamf node``: one process per device, several machines, devices that fail or hang, and the verdict with its
+exit code.
+"""
 
 import contextlib
 import csv
@@ -50,7 +52,7 @@ def faulty(monkeypatch, devices, **faults):
     )
 
 
-# -- a process a device ------------------------------------------------------------------------------------------------
+# -- one process per device --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -78,7 +80,7 @@ def test_a_backend_that_cannot_say_how_many_devices_it_has_is_broken(run, monkey
 
 @pytest.fixture
 def healthy(run, monkeypatch):
-    """The command ran on two healthy devices: its exit code and what it said."""
+    """Return the exit code, stdout and stderr of ``mamf node`` on two healthy devices."""
     faulty(monkeypatch, 2)
     return run(*NODE)
 
@@ -89,7 +91,7 @@ def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     assert out.startswith("OK: 2 devices, the slowest device is device ")
     assert "0000:01:00.0" in out
     for log in (run.folder / "logs").iterdir():
-        assert "0000:01:00.0" not in log.read_text(), "an address is in no log"
+        assert "0000:01:00.0" not in log.read_text(), "a log must not contain the bus address of a device"
     again = run("node", "--from", "logs")
     assert again[0] == 0
     assert again[1].splitlines()[0] == out.splitlines()[0]
@@ -133,7 +135,9 @@ def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_me
 
 
 def findings_of_unknown(run, monkeypatch, write):
-    """The texts of a node whose logs are written by ``write``: UNKNOWN, and no device has failed."""
+    """Run ``mamf node`` with ``write`` in place of ``RunLogWriter.write``, and return the texts of its findings. Check
+    that the verdict is UNKNOWN and that no device failed.
+    """
     monkeypatch.setattr(RunLogWriter, "write", write)
     code, out, _ = run(*NODE, "--format", "json")
     record = json.loads(out)
@@ -174,7 +178,7 @@ def test_ctrl_c_leaves_whole_logs_and_an_unknown_verdict(run, monkeypatch):
     assert out.startswith("UNKNOWN: device ")
     logs = [read_run_log(log) for log in (run.folder / "logs").glob("*.jsonl")]
     assert logs
-    assert all(log.summary is not None or not log.measurements for log in logs), "each says how it ended"
+    assert all(log.summary is not None or not log.measurements for log in logs), "each log must say how its run ended"
 
 
 def test_ctrl_c_ends_node_even_if_an_import_swallows_it(run, monkeypatch):
@@ -193,7 +197,7 @@ def test_ctrl_c_ends_node_even_if_an_import_swallows_it(run, monkeypatch):
 
 
 class Killed:
-    """A process that ends when it is killed, as its watch hears next."""
+    """A fake process. ``kill`` makes the end of the process the next event of the script."""
 
     def __init__(self, rank, script):
         self.rank, self.script, self.was_killed = rank, script, False
@@ -204,7 +208,11 @@ class Killed:
 
 
 def watch_of(script, ranks=3, patience=60.0):
-    """The watch after a script of (seconds later, what comes): with its processes, and how often all went on."""
+    """Run ``watch_children_until_end`` on a script of events. Return the watch, the ranks of the killed processes, and
+    how often all processes were resumed.
+
+    ``script``: pairs of the seconds until the next event, and the event (None if no event arrives in this time).
+    """
     now, went_on = [0.0], []
     processes = {rank: Killed(rank, script) for rank in range(ranks)}
     watch = ChildWatch(range(ranks), patience, read_clock=lambda: now[0])
@@ -283,7 +291,7 @@ def test_what_is_no_line_of_ours_is_no_matter():
 
 
 def place(monkeypatch, node, index, nodes=2):
-    """Pretend to be a task of srun."""
+    """Set the environment variables of a task that srun started: ``index`` on machine ``node``."""
     monkeypatch.setenv("SLURM_PROCID", str(node))
     monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
     monkeypatch.setenv("SLURM_NODEID", str(node))

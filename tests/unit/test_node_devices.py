@@ -1,4 +1,4 @@
-"""What each device of a node does, in virtual time, and what its logs alone tell of it."""
+"""Test what each device of a node measures, in virtual time, and what mamf finds out from the logs of a node."""
 
 import json
 import os
@@ -29,8 +29,9 @@ from mamf.node.verdict import BURST, CRITICAL, FIGURE_UNITS, OK, SUSTAINED, Node
 from mamf.operations import unknown
 from mamf.testing import Physics
 
-#: Healthy cards, a little apart; then the made faults, each on its own device.
+#: The physics of healthy cards, which differ by 1 %.
 HEALTHY = [{"matmul_peak_share": 0.795 * factor} for factor in (1.0, 0.99, 1.01)]
+#: By fault: the physics of the faulty card, the level of the verdict, and a text in one of the findings.
 FAULTY = {
     "a third of the speed": ({"matmul_peak_share": 0.265}, CRITICAL, "burst and sustained, 6"),
     "slow only when sustained": ({"capped_clock_hz": 1690e6 * 0.9}, CRITICAL, SUSTAINED),
@@ -58,7 +59,7 @@ def measured(folder, index, physics, together=True):
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory):
-    """The logs of healthy devices."""
+    """Return a folder with the logs of healthy devices."""
     folder = tmp_path_factory.mktemp("healthy")
     for index, physics in enumerate(HEALTHY):
         measured(folder, index, physics)
@@ -74,7 +75,7 @@ def test_healthy_devices_are_ok_and_each_part_has_its_log(healthy):
     for device in devices:
         assert {BURST, SUSTAINED, "copy", "read", "to_device", "to_host", "to_peer"} <= set(device.figures)
         assert device.conditions.clock_hz == pytest.approx(Physics().capped_clock_hz, rel=0.01), (
-            "of sustained, not of burst"
+            "the conditions must be those of sustained, not of burst"
         )
         logs = [make_log_path(healthy, device.index, part) for part in (*SINGLE_DEVICE_PARTS, *MULTI_DEVICE_PARTS)]
         assert all(read_run_log(log).tier == "complete" for log in logs)
@@ -86,7 +87,7 @@ def test_a_made_fault_is_found_and_blamed_on_its_device(healthy, tmp_path, fault
     shutil.copytree(healthy, tmp_path, dirs_exist_ok=True)
     measured(tmp_path, 3, physics, together=False)
     devices = read_node_folder(tmp_path)[1]
-    devices[-1] = replace(devices[-1], lacks=())  # it took no part in what is measured together
+    devices[-1] = replace(devices[-1], lacks=())  # it did not measure the copies to its neighbor
     verdict = judge_devices(devices)
     assert verdict.level == level, verdict
     assert {finding.label for finding in verdict.findings} == {"device 3"}
@@ -98,7 +99,7 @@ def test_all_that_a_device_measures_alone_keeps_to_the_budget(tmp_path, budget):
     device = Node(0)
     begun = device.now()
     DeviceRun(device, tmp_path, budget_seconds=budget).measure_single_device_parts()
-    assert device.now() - begun < 1.1 * budget + 2.0, "the first row of each part is always measured"
+    assert device.now() - begun < 1.1 * budget + 2.0, "only the first row of each part may exceed the budget"
     (found,) = read_node_folder(tmp_path)[1]
     assert not found.failures
     assert {"copy", "to_device"} <= set(found.figures)
@@ -106,7 +107,7 @@ def test_all_that_a_device_measures_alone_keeps_to_the_budget(tmp_path, budget):
 
 
 def spoilt(log, folder, spoil):
-    """A copy of a log whose rows that ``spoil`` says are out of memory."""
+    """Copy a log to a folder. In the copy, the rows that ``spoil`` selects ran out of memory."""
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     for record in lines:
         if record["record"] == "measurement" and spoil(record):

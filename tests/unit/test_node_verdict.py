@@ -1,4 +1,4 @@
-"""The verdict on a node: fixed limits, their rates of false alarms and of slow devices found, and other findings."""
+"""Test the verdict on a node: its limits, how often they are right on random nodes, and other findings."""
 
 import random
 from dataclasses import replace
@@ -25,14 +25,14 @@ from mamf.node.verdict import (
     judge_devices,
 )
 
-#: Figures of a healthy H200.
+#: The figures of a healthy H200, and the relative standard deviations of some of them among healthy cards.
 FIGURES = {BURST: 845.0, SUSTAINED: 698.0, COPY: 4.26, READ: 4.29, TO_DEVICE: 0.0555, TO_HOST: 0.0554, TO_PEER: 0.39}
 SPREADS = {COPY: 0.003, READ: 0.003, TO_PEER: 0.003, TO_DEVICE: 0.05, TO_HOST: 0.05}
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 
 
 def healthy(chance, devices=8, spread=0.012, nodes=1):
-    """Cards that differ as H200 do: burst and sustained have a correlation of 0.83."""
+    """Return random healthy cards. Their burst and sustained rates have a correlation of 0.83, as those of H200 do."""
     found = []
     for rank in range(nodes * devices):
         own, other = chance.gauss(0, 1), chance.gauss(0, 1)
@@ -57,7 +57,7 @@ def names(verdict):
 
 
 def shares(cards, spread, slower, nodes=500):
-    """The share of nodes with a finding, with a CRITICAL one, and with one about the slow device."""
+    """Return the shares of random nodes with any finding, a CRITICAL finding, and a finding about the slow device."""
     chance, verdicts = random.Random(cards), []
     for _ in range(nodes):
         verdicts.append(
@@ -76,12 +76,12 @@ def shares(cards, spread, slower, nodes=500):
 @pytest.mark.parametrize("cards", [4, 8])
 def test_the_limits_keep_their_promises(cards):
     alarms, critical, _ = shares(cards, 0.012, 0.0, 1000)
-    assert alarms <= 0.016  # 1 %, and what 1000 nodes may add by chance
+    assert alarms <= 0.016  # 1 %, plus two standard errors of 1000 nodes
     assert critical == 0.0
     assert shares(cards, 0.012, 0.06)[2] >= 0.9
     for spread in (0.012, 0.02, 0.025):
-        assert shares(cards, spread, 0.1)[2] >= 0.98 - 0.0125  # two standard errors
-    assert shares(cards, 0.03, 0.0)[1] <= 0.035, "cards that differ this much are seldom CRITICAL"
+        assert shares(cards, spread, 0.1)[2] >= 0.98 - 0.0125  # two standard errors of 500 nodes
+    assert shares(cards, 0.03, 0.0)[1] <= 0.035, "cards that differ this much must rarely be CRITICAL"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_devices_of_another_model_are_not_compared():
 
 
 def test_a_figure_that_is_too_noisy_is_a_warning_and_is_not_compared():
-    """Seen on two H200, one of them loaded by another process: 726 and 846 TFLOPS, the first known to 412 %."""
+    """Check a noisy figure. On two H200, one card reached 846 TFLOPS, and one that another process used 726 +-412 %."""
     devices = slowed(equal(3), 1, burst=0.6)
     noisy = [replace(device, half_widths={BURST: 4.12 if device.index == 1 else 0.003}) for device in devices]
     (finding,) = judge_devices(noisy).findings

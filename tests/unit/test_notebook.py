@@ -1,4 +1,4 @@
-"""What a notebook shows: tables of the command line's columns, in which a stranger's text stays text."""
+"""Test the HTML tables that notebooks show. Text from third-party logs must never become markup."""
 
 from dataclasses import replace
 

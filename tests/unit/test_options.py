@@ -1,4 +1,4 @@
-"""Options of all commands: fast help, and one meaning, default and help for one name."""
+"""Test the options of all commands: help is fast, and an option means the same in every command."""
 
 import argparse
 import functools
@@ -16,7 +16,7 @@ from mamf.cli.terminal import SHARED_OPTIONS
 from mamf.errors import REPORT_FORMATS
 from mamf.report import formats
 
-#: Modules by what is typed.
+#: The module of each command, by the words that a user types.
 MODULES = {name: get_module_name(name) for name in COMMAND_DESCRIPTIONS}
 MODULES |= {f"{name} --operation bandwidth": name for name in ("sweep", "find")}
 MOST_MODULES = 40
@@ -33,7 +33,7 @@ for line in sys.argv[1:]:
     others = loaded & {"numpy", "torch", "importlib.metadata", "tqdm"}
     print(line, sum(name.split(".")[0] == "mamf" for name in loaded), len(printed.getvalue()) > 60, *others, sep=",")
 """
-#: Options whose name means something else in a command, and why; all other commands agree.
+#: Options that mean something else in one command, and why. They mean the same in all other commands.
 OTHER_MEANING = {
     ("--resume", "find"): "a resumed search may measure confirmed shapes more often",
     ("--resume", "verify"): "a resumed verification checks new problems for the whole budget",
@@ -58,7 +58,7 @@ OTHER_MEANING = {
     ("--tolerance", "reproduce"): "of a claim, which is from another visit",
     ("--top", "reproduce"): "rows that are measured again, not shown",
 }
-#: Options whose default differs, and why. A command that is named has a default that fits it.
+#: Options whose default differs between commands, and why.
 OTHER_DEFAULT = {
     "--budget": "a search needs a minute, a sweep has no end of its own",
     "--ceiling": "commands get ceilings from a search, from 'mamf peak', or not at all",
@@ -92,7 +92,7 @@ def parser_of(module, words):
 
 @functools.cache
 def parsers():
-    """The parser of every command and action, by what is typed."""
+    """Return the parser of every command and action, by the words that a user types."""
     found = {}
     for name, module in MODULES.items():
         parser = parser_of(module, name.split())
@@ -102,7 +102,7 @@ def parsers():
 
 
 def uses(parser, command):
-    """Every option of a parser that help shows, without those that an operation declares."""
+    """Yield (name, Use) for each option that the help of a parser shows, except the parameters of an operation."""
     for action in parser._actions:
         if getattr(action, "is_parameter", False):
             continue
@@ -123,7 +123,7 @@ def options():
 
 
 def disagreements(found):
-    """By option, what its commands disagree on without a reason."""
+    """Yield (option, property) for each property in which commands differ and for which no reason is listed."""
     for name, all_uses in found.items():
         same = [use for use in all_uses if (name, use.command) not in OTHER_MEANING]
         if len({use.help for use in same}) > 1:
@@ -158,18 +158,18 @@ def test_shared_options_are_used_by_several_commands():
 
 
 def test_help_loads_few_modules_and_no_entry_points():
-    """All commands in one process, each after the modules of the one before were dropped."""
+    """Run the help of all commands in one process. Unload the modules of a command before the next command."""
     ran = subprocess.run([sys.executable, "-c", _COUNT_MODULES, *MODULES], capture_output=True, text=True, check=True)
     lines = [line.split(",") for line in ran.stdout.splitlines()]
     assert [line[0] for line in lines] == list(MODULES)
     for name, count, has_help, *others in lines:
         assert int(count) <= MOST_MODULES, name
-        # An operation that is named on the command line is found by its entry point.
+        # --operation loads an operation by its entry point, so it needs importlib.metadata.
         assert (has_help, others) == ("True", ["importlib.metadata"] if "--operation" in name else []), name
 
 
 def needed_beside_several():
-    """Every positional argument that a command needs, with each option of several values that may precede it."""
+    """Yield each positional argument that a command needs, with each option that might take it as one of its values."""
     for name, parser in parsers().items():
         for positional in (each for each in parser._actions if not each.option_strings):
             alternatives = getattr(positional, "alternatives", ())

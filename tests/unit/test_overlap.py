@@ -1,4 +1,7 @@
-"""Matmuls at the same time as other work: how much each loses, on a device that slows both by known shares."""
+"""Test ``mamf overlap``, which measures how much a matmul and other work slow each other down.
+
+The simulated device has two queues. While both are busy, it slows each of them by a known share.
+"""
 
 import itertools
 import json
@@ -46,7 +49,7 @@ def rows_of(other, shape, device=None, pair=None, seconds=0.3, **options):
 
 
 def kept(rows, timed):
-    """The share of its rate that a work keeps, and half the width of its interval."""
+    """Return the share of its rate that a workload keeps while both run, and the half-width of its interval."""
     alone, together = rows[timed, True], rows[timed, False]
     share = together.best_rate / alone.best_rate
     return share, share * math.hypot(alone.relative_half_width, together.relative_half_width)
@@ -69,7 +72,11 @@ def test_a_host_that_is_late_gives_no_figure():
 
 
 def told_by_another_rank(of_window):
-    """What all ranks tell, of which the second tells ``of_window`` of each window, and else nothing."""
+    """Return a ``gather_from_ranks`` that adds the answer of a second rank after each window, and only then.
+
+    ``of_window``: returns this answer: the lead of the rank's host over its device in seconds, and the index of the
+    workload that ended last, or None if the workloads overlapped.
+    """
     return lambda own: [own, of_window()] if isinstance(own, tuple) and len(own) == 2 else [own]
 
 
@@ -87,7 +94,7 @@ def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
 
 
 class Starving(TwoQueues):
-    """Blocks of the other work wait for those of the matmuls."""
+    """A device on which the other work hardly runs while matmuls run."""
 
     kept: ClassVar = {OWN: 0.9, ASIDE: 0.02}
 
@@ -99,13 +106,13 @@ def test_work_that_the_products_starve_is_measured_by_fewer_launches(other):
 
 
 class Exclusive(TwoQueues):
-    """Runs the other work after the matmuls are done."""
+    """A device that runs the other work only when no matmul runs."""
 
     kept: ClassVar = {OWN: 1.0, ASIDE: 1e-9}
 
 
 def test_works_that_never_overlap_give_no_figure():
-    """Blocks do not grow meanwhile."""
+    """Check the reason, and that mamf soon gives up: it must not try longer and longer blocks."""
     device = Exclusive()
     run = OverlapStrategy(
         device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 0.6
@@ -117,7 +124,11 @@ def test_works_that_never_overlap_give_no_figure():
 
 
 def test_only_blocks_within_the_overlap_count():
-    """The first work runs alone from 6 on, at twice the rate; a mean over all of it would be 1.4."""
+    """Check that a workload's time per launch comes only from blocks during which the other workload ran too.
+
+    The first workload needs 2 s per launch until 6 s, and 1 s after that. The second workload ends at 6.5 s, so these
+    faster launches do not count. The mean over all blocks of the first workload would be 1.6 s.
+    """
     first = [(0.0, 1), (2.0, 2), (4.0, 3), (6.0, 4), (7.0, 5), (8.0, 6)]
     other = [(1.0, 2), (3.0, 3), (6.5, 6)]
     assert compute_overlapping_seconds([first, other]) == [2.0, 1.375]
@@ -126,7 +137,7 @@ def test_only_blocks_within_the_overlap_count():
 
 
 class Wrong(SimulatedMatmul):
-    """Its results are wrong once it has run for a while, as in a fault that shows under load alone."""
+    """A matmul whose results become wrong after a while, as with a hardware fault that appears only under load."""
 
     def prepare(self, *given, **options):
         ready = super().prepare(*given, **options)
@@ -226,7 +237,7 @@ ASKED = ("overlap", "--backend", "cpu", "--dtype", "float32", "--time-limit", "0
 
 
 def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
-    """In one process, beside a copy; its log is read, continued and drawn."""
+    """Measure a matmul with copies to the host in one process, then read, show, draw and resume the log."""
     monkeypatch.setattr("mamf.operations.overlap.WorkPairKernel", SimulatedPair)
     step = ("--flop", "1e13", "--bytes", "1e9")
     asked = ("--backend", "two_queues:TwoQueues", "--shapes", f"{LARGE}+1GiB", "--beside", "to_host", *step)
@@ -290,7 +301,9 @@ def test_a_complete_log_predicts_a_step_without_its_device(run):
 
 
 def of_rank(rank, port, log):
-    """The command as a rank of two: they meet by Gloo, and each measures in its own virtual time."""
+    """Run the command as one of two ranks. The ranks communicate through Gloo, and each measures in its own virtual
+    time.
+    """
     torch.set_num_threads(1)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
@@ -301,7 +314,7 @@ def of_rank(rank, port, log):
 
 @pytest.mark.emulated
 def test_two_ranks_measure_matmuls_beside_a_collective(tmp_path):
-    """The ranks are new processes: a copy of a process with threads once hung in Gloo."""
+    """Start the ranks as new processes, because a forked copy of a process with threads once hung in Gloo."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

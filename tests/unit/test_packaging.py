@@ -1,4 +1,4 @@
-"""What PyPI shows of the README, and versions that stand in several files."""
+"""Test the links of the README on PyPI, and that all files that contain the version agree."""
 
 import re
 import runpy

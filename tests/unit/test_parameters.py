@@ -1,4 +1,4 @@
-"""What the fields of a shape or a problem declare: their values from text, combinations and bounds."""
+"""Test the parameters of shapes and problems: parsing of text, combinations of values, and allowed ranges."""
 
 from dataclasses import dataclass, field
 from typing import Literal

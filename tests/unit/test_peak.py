@@ -1,4 +1,6 @@
-"""Where a ceiling is known from: this card, its kind, its datasheet; never another's."""
+"""Test where ``mamf.peak`` finds a rate: in the cache of ceilings measured on this card, in the contributed ceilings of
+this model, or in its datasheet, but never in figures of another device.
+"""
 
 import json
 from dataclasses import replace
@@ -22,12 +24,13 @@ H200 = RESULTS / "nvidia-h200" / "find-bfloat16-burst-sustained-20261121-154925.
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
+    """Return the folder of an empty cache of ceilings, which all tests of this file use."""
     monkeypatch.setenv("MAMF_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
 
 def device(**changes):
-    """An H200 like the one of the log, in virtual time."""
+    """Return a simulated backend whose device has the properties of the H200 in the log, with ``changes``."""
     header = json.loads(H200.read_text().partition("\n")[0])
     backend = SimulatedBackend()
     backend.info = replace(mamf.DeviceInfo(**header["device"]), **changes)
@@ -36,6 +39,7 @@ def device(**changes):
 
 @pytest.fixture
 def same_torch(monkeypatch):
+    """Make the cache see the package versions of the log, because its file names depend on the version of torch."""
     header = json.loads(H200.read_text().partition("\n")[0])
     monkeypatch.setattr(ceiling_cache, "get_package_version", lambda name: header["environment"]["packages"][name])
 
@@ -70,7 +74,7 @@ def test_a_device_without_uuid_is_not_called_this_very_one(same_torch, tmp_path)
 
 
 def log_like(path, *, is_whole=True, day="2026-11-21", is_known=True, output="bfloat16", finding=""):
-    """The log of the H200, changed in what the rule of the cache compares."""
+    """Write the log of the H200 to ``path`` with changes that matter to the ranking in the cache. Return ``path``."""
     header, *records = H200.read_text().replace('"out_dtype": "bfloat16"', f'"out_dtype": "{output}"').splitlines()
     first = json.loads(header)
     first["started"] = day + first["started"][10:]
@@ -110,7 +114,7 @@ def test_the_better_find_is_kept_whichever_comes_first(cache, same_torch, tmp_pa
 def test_a_find_that_was_short_or_next_to_other_work_replaces_no_other_find(cache, same_torch, tmp_path, check):
     busy = log_like(tmp_path / "busy.jsonl", day="2026-11-22", finding=f"WARN {check}: 1 found; rates are lower")
     quiet = log_like(tmp_path / "quiet.jsonl", day="2026-11-23", finding=f"ok   {check}: none found")
-    for log in (busy, busy, quiet):  # it is stored where nothing is, and may replace itself
+    for log in (busy, busy, quiet):  # An empty cache stores the busy log, and a log may replace itself.
         ceiling_cache.cache_ceilings(log, pytest.fail)
         assert {path.read_bytes() for path in cache.iterdir()} == {log.read_bytes()}
     later = log_like(tmp_path / "later.jsonl", day="2026-11-24", finding=f"WARN {check}: 1 found; rates are lower")
@@ -147,7 +151,7 @@ def test_a_ceiling_with_an_unknown_interval_makes_no_share(same_torch, tmp_path)
 
 
 def test_a_link_in_the_cache_is_replaced_and_not_followed(cache, same_torch, tmp_path):
-    """In a shared folder somebody else may have made it."""
+    """Check that mamf does not follow the link, because in a shared folder another user may have made it."""
     ceiling_cache.cache_ceilings(H200, pytest.fail)
     aim = tmp_path / "aim.jsonl"
     aim.write_bytes(log_like(tmp_path / "log.jsonl", day="2026-12-01").read_bytes())
@@ -208,7 +212,9 @@ def test_a_cpu_inherits_nothing_from_another_of_its_name(monkeypatch):
 
 @pytest.fixture
 def real(monkeypatch):
-    """The simulated accelerator passes for a card of a kind that nobody lists."""
+    """Make the simulated accelerator look like a real card of an unlisted model, because the cache stores no
+    ceilings of simulated devices.
+    """
     own = SimulatedBackend.__init__
 
     def opened(self, *arguments, **options):

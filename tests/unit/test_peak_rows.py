@@ -1,4 +1,6 @@
-"""Each row of peaks.csv is the one that the device it is of finds, by the name that its driver reports."""
+"""Test that mamf finds the rows of each device in peaks.csv by the name that the device's driver reports, and that it
+does not use unverified figures as bounds.
+"""
 
 import csv
 import importlib.resources
@@ -15,7 +17,8 @@ from mamf.peaks import compute_max_flops, find_datasheet_bandwidth, find_datashe
 from mamf.plugins.discovery import make_operation
 
 ROWS = list(csv.DictReader(importlib.resources.files("mamf").joinpath("peaks.csv").open(encoding="utf-8")))
-#: Devices whose name needs the compute units: the driver's name and the units, by how the name in peaks.csv starts.
+#: Devices that only the name and the number of compute units together identify. The keys are the beginnings of their
+#: names in peaks.csv; the values are the name that the driver reports and the number of compute units.
 BY_UNITS = {
     "RTX 3080": ("NVIDIA GeForce RTX 3080", 68),
     "Jetson AGX Orin": ("Orin", 16),
@@ -30,7 +33,10 @@ BY_UNITS = {
 
 
 def devices():
-    """Every device in peaks.csv with the name that its driver reports, which is listed first."""
+    """Yield each device in peaks.csv with the name that its driver reports and its number of compute units.
+
+    The first name in the list of a device is the one that its driver reports.
+    """
     for each in read_device_models():
         own = [known for start, known in BY_UNITS.items() if each.listed_name.startswith(start)]
         yield each.listed_name, *(own[0] if own else (each.names[0], None))
@@ -51,13 +57,13 @@ def test_a_device_finds_its_own_rows(device, name, units):
 @pytest.mark.parametrize(
     ("name", "units"),
     [
-        ("AMD Radeon Graphics", None),  # the driver's name for many
-        ("AMD Instinct MI250X / MI250", None),  # told apart by units alone
+        ("AMD Radeon Graphics", None),  # the driver reports this name for many devices
+        ("AMD Instinct MI250X / MI250", None),  # two devices that differ in their number of compute units
         ("NVIDIA GeForce RTX 3080", 70),  # the 12 GB card
         ("NVIDIA GeForce RTX 3080", None),
         ("NVIDIA GeForce RTX 5090 Laptop GPU", None),
-        ("Ascend910B2", None),  # sources differ
-        ("Orin", 8),  # the NX, or the Nano
+        ("Ascend910B2", None),  # sources contradict one another
+        ("Orin", 8),  # the Orin NX or the Orin Nano
         ("AMD EPYC 9965 192-Core Processor", 384),  # two sockets
         ("AMD EPYC 9965 192-Core Processor", 2),  # a virtual machine
     ],
@@ -104,7 +110,7 @@ def test_an_unverified_bandwidth_bounds_nothing():
     )
 
 
-# -- what no device exceeds --------------------------------------------------------------------------------------------
+# -- upper bounds of rates ---------------------------------------------------------------------------------------------
 
 
 def test_physics_allow_what_boards_were_seen_to_do_above_their_datasheet():
@@ -113,7 +119,7 @@ def test_physics_allow_what_boards_were_seen_to_do_above_their_datasheet():
     assert limit > 178.8e12
 
 
-#: A host with a path or a name of its own, or a repository at its owner.
+#: Matches a web address with a common top-level domain, or a repository as OWNER/NAME.
 PUBLIC = re.compile(
     r"\b[\w-]+(\.[\w-]+)*\.(ai|be|cn|com|cz|dev|info|io|net|org|pl|ru|uk)\b|\b[\w-]+/[\w.-]+(@[0-9a-f]{7}| )"
 )

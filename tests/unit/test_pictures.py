@@ -1,4 +1,4 @@
-"""Pictures of README.md and docs/ show what their logs say, and the tool that draws them."""
+"""Test that the pictures in README.md and docs/ are up to date, and test how tools/pictures.py draws pictures."""
 
 import struct
 import zlib
@@ -16,7 +16,7 @@ CHART = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", (Point(1, 2.0, 2.0, 2
 
 
 def png(*chunks):
-    """The bytes of a PNG with these chunks of text."""
+    """Return the bytes of a PNG file that contains these chunks. A chunk is its type and its data."""
     content = b"\x89PNG\r\n\x1a\n"
     for kind, text in (("IHDR", b""), *chunks, ("IEND", b"")):
         data = kind.encode() + text
@@ -26,7 +26,7 @@ def png(*chunks):
 
 @pytest.fixture
 def root(tmp_path):
-    """A repository with a page that shows a picture."""
+    """Return the path of a repository whose README.md shows a picture of ``CHART``."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("![shown](docs/a.png) and [linked](https://elsewhere/b.png)")
     (tmp_path / "docs" / "a.png").write_bytes(png(("tEXt", b"mamf data\0" + pictures.digest(CHART).encode())))

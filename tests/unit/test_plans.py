@@ -1,4 +1,4 @@
-"""A plan in a log: one form for every kind and operation, read as it was written."""
+"""Test how logs store plans: in one format for all kinds of runs and operations, without loss of information."""
 
 import copy
 import json

@@ -1,4 +1,6 @@
-"""Which samples and rows can be true: one set of rules, for measuring and for ``mamf results check``."""
+"""Test which samples and rows mamf accepts as plausible. The same rules apply while mamf measures and in ``mamf results
+check``.
+"""
 
 import dataclasses
 from pathlib import Path
@@ -105,7 +107,7 @@ def test_the_clock_of_a_classic_loop_bounds_nothing():
 
 
 def test_float64_has_a_gate_of_its_own_or_that_of_float32():
-    a10g = dataclasses.replace(H100, name="NVIDIA A10G", max_clock_hz=None)  # its float64 is not listed
+    a10g = dataclasses.replace(H100, name="NVIDIA A10G", max_clock_hz=None)  # its float64 peak is not listed
     assert compute_max_flops(H100, "float64") == pytest.approx(67e12, rel=0.03)
     assert compute_max_flops(a10g, "float64") == compute_max_flops(a10g, "float32")
     assert compute_max_flops_at_clock(H100, "float64", 990e6) == pytest.approx(67e12 / 2 * READ_CLOCK_HEADROOM)
@@ -115,8 +117,8 @@ def test_float64_has_a_gate_of_its_own_or_that_of_float32():
 
 
 def test_the_headroom_holds_for_every_row_in_results():
-    """Recompute the evidence in the docstring of ``compute_max_flops_at_clock`` from two logs: the one with the largest
-    excess, and a sustained one.
+    """Recompute the evidence in the docstring of ``compute_max_flops_at_clock`` from two logs: the log with the largest
+    excess, and a log with sustained rows.
     """
     names = ("find-float64-burst-sustained-20261121-052457", "find-bfloat16-burst-sustained-20261121-065802")
     ratios = {name: max(clock_ratios(RESULTS / "nvidia-h100-80gb-hbm3" / f"{name}.jsonl")) for name in names}
@@ -126,6 +128,7 @@ def test_the_headroom_holds_for_every_row_in_results():
 
 
 def clock_ratios(path: Path):
+    """Yield the rate of each row in a log, relative to the peak at the clock that mamf read during the row."""
     records = tuple(parse_records(path, read_lines(path)))
     reviewed_log = ReviewedLog(records, build_run_log(path, records))
     for _, row in reviewed_log.valid_rows:

@@ -1,4 +1,4 @@
-"""Figures: what they show, as data; and that they are drawn, legibly, where matplotlib is installed."""
+"""Test the data of charts and, if matplotlib is installed, that their pictures are legible."""
 
 import itertools
 import sys
@@ -40,7 +40,7 @@ def shape(length=1024, dim=128, causal=False, **sizes):
 
 
 def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, ranking_statistic="median", **problem):
-    """A row of this figure, with an interval of 2 %."""
+    """Return a row with a median rate of ``tflops``, and with samples up to 1 % shorter and longer than the median."""
     made = MatmulProblem(**problem) if isinstance(of, MatmulShape) else AttentionProblem(**problem)
     median = made.compute_work(of).flop / tflops / 1e12
     samples = tuple(median * (1 + share) for share in (-0.01, -0.005, -0.001, 0, 0.001, 0.005, 0.01))
@@ -70,7 +70,7 @@ PRESET = [
 ]
 
 
-# -- attention as data -------------------------------------------------------------------------------------------------
+# -- data of attention charts ------------------------------------------------------------------------------------------
 
 
 def test_sizes_that_would_lie_on_one_another_part_panels():
@@ -106,7 +106,7 @@ def test_what_the_log_does_not_hold_is_said(arguments, complaint):
         make_attention_chart([row(shape())], {}, HEADER, *arguments)
 
 
-# -- matmul as data ----------------------------------------------------------------------------------------------------
+# -- data of matmul charts ---------------------------------------------------------------------------------------------
 
 
 def test_a_sweep_is_against_what_varies():
@@ -157,12 +157,12 @@ def test_another_statistic_has_no_interval_of_the_median():
     assert point.low == point.y == point.high
 
 
-# -- drawn -------------------------------------------------------------------------------------------------------------
+# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def texts(monkeypatch):
-    """Draw a figure; every piece of text that is drawn, with the box it fills."""
+    """Return a function that draws a figure and returns each text in it with its bounding box."""
 
     def drawn(figure):
         from matplotlib.text import Text
@@ -258,12 +258,15 @@ def test_a_datasheet_far_above_the_figures_does_not_flatten_them():
     assert "datasheet 989" not in {text.get_text() for text in axes.texts}
 
 
-# -- the command -------------------------------------------------------------------------------------------------------
+# -- the command mamf plot ---------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def plot(run):
-    """A folder with an attention log and a sweep log, and ``mamf plot`` in it: exit code, stdout and stderr."""
+    """Return a function that runs ``mamf plot`` in a folder with an attention log and a sweep log.
+
+    The function returns exit code, stdout and stderr.
+    """
     matmul = sweep_plan((MatmulShape(8, 8, 8),), MatmulProblem())
     sweep = [row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
     attention = [*PRESET[:6], row(shape(), 90.0, regime="sustained")]

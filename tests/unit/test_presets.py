@@ -1,4 +1,4 @@
-"""Layers of known models: their matmuls, and runs that name them."""
+"""Test presets: the matmuls of the layers of known models, and runs whose rows name these layers."""
 
 import csv
 import io
@@ -23,11 +23,14 @@ SWEEP = ["sweep", *DEVICE, "--kernel", "mamf.testing:SimulatedMatmul"]
 BRIEF = [*SWEEP, "--preset", "llama-8b", "--m", "64", "--time-limit", "0.01s"]
 
 
-# -- data --------------------------------------------------------------------------------------------------------------
+# -- layers and layouts ------------------------------------------------------------------------------------------------
 
 
 def test_each_product_reads_memory_as_forward_left_it():
-    """x, W and dy lie by rows; what is reduced decides how they are read."""
+    """Check the layout of each matmul of a linear layer, whose x, W and dy are always stored by rows.
+
+    The dimension over which a matmul sums decides whether it reads an operand as it is stored (n) or transposed (t).
+    """
     stored = {"x": ("tokens", "inputs"), "W": ("outputs", "inputs"), "dy": ("tokens", "outputs")}
     operands = {
         "forward": ("x", "W", "inputs"),
@@ -72,7 +75,7 @@ def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
 
 
 class _AtFullSpeed:
-    """Matmuls at four fifths of the speed that a simulated device has at the clock that it requests."""
+    """A kernel that reaches 80 % of the peak of a simulated device at its requested clock."""
 
     name = "simulated-products"
 

@@ -1,4 +1,4 @@
-"""What is private never reaches a log: it is removed when a record is written."""
+"""Test that mamf removes private data from each record that it writes to a log."""
 
 import json
 from pathlib import Path
@@ -13,8 +13,10 @@ HEX = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b"
 
 
 def private_texts():
-    """Texts, each with the part that must not be left of it. No secret is real, and no line of the file holds one
-    whole, so that scanners of this repository find nothing: ``~`` stands where its two halves meet.
+    """Yield pairs of a text and its private part, which must be removed.
+
+    No secret is real. In the file, ``~`` splits each text that looks like a secret in two, and placeholders replace its
+    long parts, so that secret scanners do not report this repository.
     """
     for line in (Path(__file__).parent / "data" / "private_texts.txt").read_text().splitlines():
         whole = line.replace("~", "").replace("{WORD}", WORD).replace("{HEX}", HEX).replace("\\n", "\n")

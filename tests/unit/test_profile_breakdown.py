@@ -1,4 +1,4 @@
-"""A step by module, and the FLOP of its classes."""
+"""Test the breakdown of a profiled step: the time and FLOP of each module, and the FLOP of each class of kernels."""
 
 from dataclasses import replace
 
@@ -13,7 +13,11 @@ BFLOAT16 = ["c10::BFloat16"] * 2
 
 
 def product(begun, *callers, a=(64, 32), b=(32, 50), name="aten::mm", forward=None):
-    """A kernel of 1 s, launched by a matmul within ranges of modules, the outermost first; and all of these."""
+    """Return the events of one matmul: the module ranges around it, the operation, and its kernel. Each takes 1 s.
+
+    - ``callers``: the names of the modules, with the outermost module first.
+    - ``forward``: for a matmul of the backward pass, the operation of the forward pass.
+    """
     events, parent = [], None
     for caller in callers:
         parent = Event(f"{MODULE_PREFIX}{caller}", "annotation", begun, begun + 1, caller=parent)

@@ -1,4 +1,4 @@
-"""``mamf profile``: a script runs as without mamf, and its steps are reported."""
+"""Test ``mamf profile``, which runs a script as Python would and reports the time of its training steps."""
 
 import json
 import re
@@ -31,7 +31,7 @@ for _ in range(5):
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()).backward()
     optimizer.step()
 """
-#: Little enough for tests of the running alone.
+#: A training loop of three tiny steps, for tests that do not depend on what the steps compute.
 TINY = """
 import torch
 weight = torch.nn.Parameter(torch.zeros(2, 2))
@@ -45,6 +45,8 @@ SHORTLY = ["profile", "--warmup", "1", "--steps", "1"]
 
 @pytest.fixture
 def script(tmp_path):
+    """Return a function that writes a script to the temporary folder and returns its path."""
+
     def write(text, name="train.py"):
         path = tmp_path / name
         path.write_text(text)
@@ -54,7 +56,7 @@ def script(tmp_path):
 
 
 def profiled(capsys, *arguments):
-    """What a run as json tells."""
+    """Profile one step of a script after one warm-up step, and return the report, parsed from JSON."""
     assert main([*SHORTLY, "--format", "json", *arguments]) == 0
     return json.loads(capsys.readouterr().out)
 
@@ -66,16 +68,19 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     rows = {row["class"]: row for row in found["classes"]}
     assert {"attention", "matmul", "normalization", "elementwise", "embedding", "optimizer"} <= set(rows)
-    # The profiler slows operations, so that their time may leave no idle time.
+    # The profiler slows operations, so their time may be longer than a step without the profiler. Then the report has
+    # no row of idle time.
     assert (IDLE_LABEL in rows) == (sum(rows[name]["share"] for name in rows if name != IDLE_LABEL) < 1 - 1e-9)
     assert sum(row["share"] for row in rows.values()) == pytest.approx(1)
     assert rows.get(UNCLASSIFIED, {"share": 0})["share"] < 0.02
     assert found["steps"] == 2
     assert found["unprofiled_step_seconds"] > 0
-    # Per step and layer: three projections of each kind in forward, twice that in backward, and the logits.
+    # 2 steps, each with the forward pass and a backward pass of twice its FLOP; 2 FLOP per multiply-add. The weights
+    # are the four attention projections, the two matrices of the MLP, and the embedding, which computes the logits.
     tokens, width, hidden, words = 4 * 32, 64, 128, 50
     assert rows["matmul"]["flop"] == 2 * 3 * 2 * tokens * (4 * width * width + 2 * width * hidden + width * words)
-    # Two matmuls in forward, four in backward: with dropout torch has no fused kernel here.
+    # 2 steps, each with two matmuls in the forward pass and four in the backward pass. A fused backward kernel would
+    # compute five, but on a CPU torch has no fused kernel with dropout.
     assert rows["attention"]["flop"] == 2 * 6 * 2 * 4 * 32 * 32 * width
     products = seconds_of_products(trace) / found["whole_seconds"]
     assert rows["matmul"]["share"] == pytest.approx(products, abs=0.005)
@@ -93,11 +98,13 @@ def test_the_step_of_a_transformer_is_told_by_class(script, tmp_path, capsys):
         read[name]["visible_seconds"] == row["visible_seconds"] for name, row in rows.items() if name != IDLE_LABEL
     )
     gaps = found["seconds"] - found["busy_seconds"]
-    assert read[IDLE_LABEL]["visible_seconds"] == pytest.approx(gaps), "a trace has no time without the profiler"
+    assert read[IDLE_LABEL]["visible_seconds"] == pytest.approx(gaps), "with a trace only, all gaps must count as idle"
 
 
 def seconds_of_products(trace):
-    """Compute the seconds of matmuls from the raw trace, without the events of other classes in them."""
+    """Compute the seconds of matmuls from the raw trace, without the time of operations of other classes that they
+    call.
+    """
     events = json.loads(trace.read_text())["traceEvents"]
     marks = sorted(each["ts"] for each in events if each.get("name") == "mamf: step")
 
@@ -303,7 +310,9 @@ def test_a_ceiling_of_another_device_makes_no_share(script, capsys):
 
 @pytest.mark.parametrize(("source", "is_one"), [("measured", True), ("contributed", True), ("datasheet", False)])
 def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(script, capsys, monkeypatch, source, is_one):
-    """A datasheet's promise is no ceiling."""
+    """Check that a rate that was measured, on this device or on another of the same model, is the ceiling, but that a
+    peak from a datasheet is not.
+    """
     of = {"dtype": "float32", "regime": "sustained", "device": "x"}
     known = Rate(rate=2.0, source=source, description="from somewhere", **of)
     asked = []
@@ -317,7 +326,9 @@ def test_without_a_log_the_ceiling_is_what_is_known_of_the_device(script, capsys
 
 # --- scripts that profile themselves, end early or are modules
 
-#: A script whose own profiler sees steps 0 to 2 of six; what it tells is that mamf left it alone.
+#: A script that profiles three steps with its own torch.profiler. It prints "own: 3 []" if its profile contains the
+#: matmuls of these three steps and no events of mamf. ``before``, ``after``: code that the script runs before and after
+#: it profiles, such as more steps.
 OWN = """
 import torch
 from torch.profiler import ProfilerActivity, profile

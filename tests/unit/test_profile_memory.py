@@ -1,4 +1,4 @@
-"""``mamf profile --memory``: what holds the peak, and a snapshot where torch keeps one."""
+"""Test ``mamf profile --memory``: what the peak memory consists of, and the memory snapshot on a CUDA device."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ def test_what_the_optimizers_hold_is_told_by_kind(script, tmp_path, capsys):
     log, file = tmp_path / "step.jsonl", tmp_path / "memory.pickle"
     arguments = ["--memory", str(file), "--output", str(log)]
     found = profiled(capsys, *arguments, script(ADAMW))
-    # Two moments, and the count of steps.
+    # The state of AdamW is two moments per parameter and a step count of 4 bytes.
     expected = {
         "parameters": MATRIX,
         "gradients": MATRIX,
@@ -47,7 +47,8 @@ def entry(action, address, size, microseconds):
     return {"action": action, "addr": address, "size": size, "time_us": microseconds}
 
 
-#: Allocated before the history: 9. The peak is reached with 3.
+#: A history of allocations as torch keeps it. Address 9 was allocated before the history began. The allocation of
+#: address 3 reaches the peak.
 HISTORY = [
     entry("alloc", 1, 100, 10),
     entry("free_requested", 9, 50, 11),
@@ -63,7 +64,7 @@ HISTORY = [
 
 
 class CountingCuda:
-    """torch.cuda's counts of memory, as the snapshot is taken through them."""
+    """A fake torch.cuda that reports ``peak`` bytes and records calls. ``fails``: an error that a snapshot raises."""
 
     def __init__(self, monkeypatch, peak=10 * MATRIX, fails=None):
         self.calls, self.fails = [], fails
@@ -97,7 +98,7 @@ def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_p
     watch = MemoryWatch(file)
     watch.record_optimizer_step(
         SimpleNamespace(param_groups=[{"params": [tensor(4, grad=None)]}], state={})
-    )  # of warm-up
+    )  # a warm-up step, before the watch starts
     watch.start()
     watch.record_optimizer_step(optimizer)
     watch.record_optimizer_step(optimizer)

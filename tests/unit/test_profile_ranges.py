@@ -1,4 +1,4 @@
-"""``mamf profile --nvtx``: a range around the forward pass of each module, in the profiled steps."""
+"""Test ``mamf profile --nvtx``, which marks each module's forward pass in the profiled steps with a range."""
 
 from contextlib import contextmanager
 
@@ -23,7 +23,7 @@ RANGES.append("/Sequential")
 
 
 class RangesBackend(SimulatedBackend):
-    """Keeps a record of windows and ranges."""
+    """A simulated backend that records when profiler windows and ranges begin and end."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""The profiles of all ranks of a job: spread, exposed communication, stragglers."""
+"""Test the report on the profiles of all ranks of a job: step times, exposed communication and stragglers."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ def row(name, visible, hidden=0.0):
 
 
 def rank(matmul, exposed, idle, hidden=0.0):
-    """Two steps, of these ms each."""
+    """Return the profile of a rank that ran two steps. All arguments are milliseconds per step."""
     rows = [
         row("matmul", 2e-3 * matmul),
         row(COMMUNICATION, 2e-3 * exposed, 2e-3 * hidden),
@@ -29,7 +29,7 @@ def rank(matmul, exposed, idle, hidden=0.0):
     return Profile(2 * step, 2, "NVIDIA H200", True, tuple(rows), unprofiled_step_seconds=step)
 
 
-#: Rank 1 computes for longest: the others wait for it in their communication.
+#: Rank 1 computes for the longest time. The other ranks wait for it, which makes their communication longer.
 RANKS = {0: ("train.py", rank(80, 20, 0, 5)), 1: ("train.py", rank(95, 3, 2, 9)), 2: ("train.py", rank(79, 20.5, 0.5))}
 
 
@@ -53,14 +53,14 @@ def test_the_rank_with_most_time_of_its_own_is_the_straggler():
         "hidden": [5, 9, 0],
         "idle": [0, 2, 0.5],
     }
-    assert rows[0]["idle_seconds"] is None, "unknown, because the rank is busy all the time"
+    assert rows[0]["idle_seconds"] is None, "idle time must be unknown, because rank 0 is never idle"
     text = FORMATTERS["table"](make_ranks_document(RANKS), None)
     assert "stragglers: rank 1; rank 1 takes 17.50 ms more" in text
     assert "3 x NVIDIA H200" in text
 
 
 def test_on_a_cpu_the_time_of_the_profiler_makes_no_straggler():
-    """The profiler made the operations of rank 1 take 20 % longer than its steps without the profiler."""
+    """Check that a rank is not a straggler if only the profiler makes its operations take 20 % longer."""
     cpu = replace(rank(80, 20, 0), is_of_device=False)
     slowed = replace(rank(96, 24, 0), is_of_device=False, unprofiled_step_seconds=0.1)
     told = json.loads(FORMATTERS["json"](make_ranks_document({0: ("train.py", cpu), 1: ("train.py", slowed)}), None))

@@ -1,4 +1,4 @@
-"""Profiles: shares of a step, FLOP from shapes, traces, logs and reports."""
+"""Test profiles of training steps: the shares of classes, FLOP from shapes, traces, logs and reports."""
 
 import gzip
 import json
@@ -24,7 +24,7 @@ EVENTS = st.lists(st.tuples(st.sampled_from(WORK_CLASSES), TICKS, TICKS), max_si
 
 
 def grouped(events):
-    """Intervals by class."""
+    """Return the intervals of events by class. The two ends of an event may be in any order."""
     by_class = {}
     for name, *ends in events:
         by_class.setdefault(name, []).append((min(ends), max(ends)))
@@ -125,7 +125,7 @@ def unknown(dtype):
 
 
 def at(flops):
-    """A ceiling of so many FLOP/s, whatever the dtype."""
+    """Return a lookup function that gives a ceiling of ``flops`` FLOP/s for every dtype."""
     return lambda dtype: Rate(
         rate=flops / 1e12,
         dtype=dtype,
@@ -166,7 +166,7 @@ def test_steps_of_torch_profiler_are_found_as_the_device_had_them(tmp_path):
         raw("kernel", "nvjet", 50, 100, device=0),
     ]
     profile = profile_from(tmp_path, {"traceEvents": events})
-    assert (profile.steps, [row.name for row in profile.classes]) == (1, ["unclassified"])  # without idle time
+    assert (profile.steps, [row.name for row in profile.classes]) == (1, ["unclassified"])  # no idle time
     profile = profile_from(tmp_path, {"traceEvents": [raw("cpu_op", "aten::mm", 10, 20)]})
     assert profile.steps is None
     assert "the trace does not mark its steps" in render_profile("table", "x", profile)
@@ -265,7 +265,7 @@ def test_tables_of_other_profilers_are_told_by_class(tmp_path, text, expected):
     assert {row.name: round(row.visible / profile.seconds, 6) for row in profile.classes} == expected
 
 
-# --- how it is told
+# --- logs and reports
 
 
 @pytest.fixture
@@ -302,13 +302,14 @@ def test_a_table_tells_shares_flop_and_the_profilers_cost(profile):
     text = render_profile("table", "train.py", profile)
     assert "train.py on NVIDIA H200: 1 step of 0.4000 ms with the profiler" in text
     assert "0.3200 ms without the profiler, in the steps right before: the profiler makes a step 25% longer" in text
-    # 2 x 3 x 5 x 7 FLOP in 320 us, of a ceiling of 1e9 a second.
+    # 2 x 3 x 5 x 7 FLOP in 320 us, compared with a ceiling of 1e9 FLOP/s.
     assert "a step needs 0.2100 kFLOP: 0.6562 MFLOPS, 0.1% MAMFU, from the step time without the profiler" in text
     found = json.loads(render_profile("json", "train.py", profile))
     assert "MAMFU: share of 1.000 GFLOPS, the float32 sustained ceiling: contributed for a CPU" in text
     assert (found["flop"], found["mamfu"]) == (210, pytest.approx(210 / 1e9 / 320e-6))
     lines = list(map(str.split, text.splitlines()))
-    # 100 of 320 us; 170 us of gaps in the trace less the 80 that the profiler adds.
+    # The matmul runs for 100 of 320 us. The trace has gaps of 170 us, but the profiler makes the step 80 us longer, so
+    # 90 us are idle.
     assert ["matmul", "31.2%", "0.1000", "-", "1", "0.2100", "2.100", "0.2%"] in lines
     assert [IDLE_LABEL, "28.1%", "0.09000", "-", "-", "-", "-", "-"] in lines
     assert ["nvjet_sm90", "matmul", "1", "0.1000", "31.2%"] in lines

@@ -1,4 +1,4 @@
-"""Figures that other people published: what results/published may hold and how it is read."""
+"""Test the figures in results/published, which other people published: which are valid, and how mamf reads them."""
 
 import csv
 import json
@@ -63,7 +63,7 @@ def test_numbers_are_numbers_and_empty_cells_are_none(tmp_path):
     written(tmp_path, cells(m="16", power_limit_watts="700.5", statistic='<b>"x"\x1b[2J'))
     (figure,) = read_published(tmp_path)
     assert [figure[name] for name in ("tflops", "m", "n", "power_limit_watts")] == [1.5, 16, None, 700.5]
-    assert figure["statistic"] == '<b>"x"\x1b[2J'  # escaped where it is printed
+    assert figure["statistic"] == '<b>"x"\x1b[2J'  # reports escape the text when they print it
 
 
 @pytest.mark.parametrize(

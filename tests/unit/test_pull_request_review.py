@@ -1,4 +1,6 @@
-"""What the workflows of .github take from a pull request: its added logs alone; and the comment that they write."""
+"""Test the script that the workflows of .github run for a pull request. It reads only the logs that the pull request
+adds, and writes the comment with the result.
+"""
 
 import copy
 import io
@@ -126,7 +128,9 @@ def test_a_hash_is_no_path(github):
 
 @pytest.fixture
 def reviewed(run, sweep_records, tmp_path, capsys):
-    """Reviews a log that is submitted to an empty results folder, and returns the exit code and the comment."""
+    """Return a function that reviews a log in a results folder without other logs. It returns the exit code and the
+    comment.
+    """
 
     def reviewed(records):
         (tmp_path / "results").mkdir()

@@ -1,4 +1,4 @@
-"""One type for a rate, and one key to look it up by."""
+"""Test ``Rate``, the common type of all rates, and the lookup of a rate by dtype label and regime."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ FAST = ceiling(1400.0, problem=MatmulProblem("float8_e4m3fn", fast_accumulation=
     [
         (MatmulProblem("int8", "int32"), "int8"),
         (MatmulProblem("int8", "int8"), "int8, int8 output"),
-        (AttentionProblem("float8_e4m3fn"), "float8_e4m3fn"),  # it writes what it likes
+        (AttentionProblem("float8_e4m3fn"), "float8_e4m3fn"),  # only labels of matmuls have an output dtype
         (MatmulProblem("bfloat16", "float32"), "bfloat16, float32 output"),
         (MatmulProblem("float8_e4m3fn", fast_accumulation=True), "float8_e4m3fn, fast accumulation"),
         (

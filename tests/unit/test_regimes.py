@@ -1,4 +1,4 @@
-"""The regimes against an accelerator in virtual time: every figure is known, and so is what ran before."""
+"""Test the regimes on a simulated device, where the true rate and the earlier load of the device are known."""
 
 import dataclasses
 import itertools
@@ -42,7 +42,7 @@ def started(kind, backend, **options):
 
 
 def disturb(backend, what):
-    """Load of some seconds, ended just now."""
+    """Load the device in the given way, until just before a measurement."""
     if what == "soak":
         take(started(SustainedRegime, backend))
     elif what == "loop":
@@ -76,12 +76,12 @@ def test_sustained_gives_the_capped_figure_whatever_ran_before(before):
     assert row.conditions.throttle_reasons == ("power cap",)
     assert row.conditions.watts == pytest.approx(backend.device_physics.power_limit_watts, rel=0.01)
     assert row.launch_count * row.seconds >= SustainedRegime.min_visit_seconds, (
-        "what was queued before the visit is none of it"
+        "launches from before the visit must not count"
     )
 
 
 def test_long_launches_do_not_throttle_themselves():
-    """A controller that reacts within three launches of 11 ms, as an H200's does."""
+    """Check with a power controller that reacts within three launches of 11 ms, as that of an H200 does."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, power_averaging_seconds=0.018))
     row = take(started(BurstRegime, backend), HUGE)
     assert row.seconds > 0.3 * backend.burst_traits.train_seconds
@@ -90,7 +90,7 @@ def test_long_launches_do_not_throttle_themselves():
 
 
 class HeldBack(SimulatedSensors):
-    """Says that the device is at its power cap in the first ``trains`` readings."""
+    """Sensors that report a power cap in their first ``trains`` readings. Burst reads them once in each train."""
 
     def __init__(self, backend, trains):
         super().__init__(backend)
@@ -132,12 +132,12 @@ def test_burst_flushes_the_cache_and_keeps_launches_outside_the_window():
     )
     tiny = MatmulShape(256, 512, 512)
     row = take(started(BurstRegime, backend), tiny)
-    # The host needs 25 us to launch what runs in 1: what leaks into the window would multiply the figure.
+    # The host needs 25 us to queue a launch of 1 us, so a sample with host time would be many times too long.
     assert row.compute_rate("median") == pytest.approx(rate(backend, tiny, QUIET.boost_clock_hz), rel=0.003)
 
 
 class SlowToLaunch(SimulatedMatmul):
-    """Two kernels in one launch, with host work between them, as in compiled autograd on a busy host."""
+    """A launch of two kernels with host work between them, as in compiled autograd on a busy host."""
 
     def __init__(self, host_seconds):
         super().__init__()
@@ -171,7 +171,7 @@ def test_burst_takes_the_timers_own_share_off_every_sample():
 
 
 def test_burst_warms_in_a_device_that_was_idle_and_only_that():
-    """A rested device is faster for a while: the first shape must not profit from it."""
+    """Check that a rested device, which is faster for a while, is warmed up before it is measured."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, rested_time_saving_share=0.05))
     regime = started(BurstRegime, backend)
     durations = []
@@ -199,10 +199,10 @@ def test_operand_sets_exceed_twice_the_cache(m, k, cache):
     assert sets == 64 or sets * MatmulProblem().count_bytes(shape) >= 2 * cache
 
 
-@pytest.mark.parametrize("shape", [FAT, HUGE, MatmulShape(32768, 32768, 22800)])  # the last: blocks of 0.07 s
+@pytest.mark.parametrize("shape", [FAT, HUGE, MatmulShape(32768, 32768, 22800)])  # a block of the last one takes 0.07 s
 @pytest.mark.parametrize("phase", [0.0, 0.01, 0.035, 0.05, 0.066, 0.09])
 def test_power_is_right_where_the_energy_counter_ticks_every_tenth_of_a_second(phase, shape):
-    """One-second visits: from any other moments than ticks, the counter would be up to 10 % off."""
+    """Check visits of 1 s. Power would be up to 10 % off if mamf read the counter between two of its ticks."""
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, energy_update_seconds=0.1))
     backend.sleep(phase)
     regime = started(SustainedRegime, backend, visit_seconds=1.0)
@@ -220,7 +220,7 @@ def test_looking_for_a_tick_leaves_no_gap_between_launches(shape):
 
     assert max(seconds(energy_update_seconds=0.1)) == pytest.approx(max(seconds()), rel=1e-4)
     assert max(seconds(energy_update_seconds=60.0)) == pytest.approx(max(seconds()), rel=1e-4), (
-        "a counter that stands still"
+        "a counter that never changes must cause no gaps either"
     )
 
 
@@ -331,7 +331,7 @@ def test_a_slow_device_finishes_with_three_launches():
     row = take(regime, MatmulShape(4096, 4096, 4096))
     assert row.launch_count == 3
     assert row.summary.interval.coverage == 0.75
-    assert regime.last_visit_seconds < 9 * row.summary.slowest, "no rest lasts as long as a launch"
+    assert regime.last_visit_seconds < 9 * row.summary.slowest, "a rest must be shorter than a launch"
 
 
 @settings(max_examples=25)
@@ -343,13 +343,13 @@ def test_burst_stops_when_precise_or_out_of_time(precision, noise):
     row = take(regime, SMALL, precision=precision)
     exhausted = row.launch_count >= StoppingRule().max_samples
     late = backend.now() - begun >= regime.default_sweep_row_seconds
-    # Samples are rounded to the nanosecond after the rule has seen them.
+    # Samples are rounded to nanoseconds after the rule has judged them.
     rounding = 1e-9 / row.summary.median
     assert late or exhausted or row.summary.interval.half_width / row.summary.median <= precision + rounding
 
 
 class Particular(SimulatedMatmul):
-    """Runs under its own settings alone, as a kernel does that forces one of a library's implementations."""
+    """A kernel that works only under its own settings, such as one that selects an implementation of a library."""
 
     held = None
 
@@ -378,7 +378,11 @@ class Particular(SimulatedMatmul):
 
 
 def test_what_keeps_the_device_loaded_runs_under_its_own_settings():
-    """Under the next kernel's it would run something else, or fail and be taken for that kernel's failure."""
+    """Check that launches that keep the device loaded run under the settings of their own kernel.
+
+    Under the settings of the next kernel, they would run another implementation, or fail, and mamf would blame the next
+    kernel.
+    """
     backend = SimulatedBackend()
     regime, pool = started(SustainedRegime, backend), backend.make_operand_pool("normal", 0)
     for name in ("one", "other"):
@@ -395,7 +399,10 @@ def test_the_device_is_loaded_while_the_host_prepares_the_next_kernel():
 
 
 def test_a_warm_cache_is_warm_in_every_launch_of_a_train():
-    """What operands change between launches flushes the cache, and the last launch of a train is not to pay for it."""
+    """Check that the last launch of a train has a warm cache too.
+
+    Before this launch, mamf changes the operands, which flushes the cache.
+    """
     backend = SimulatedBackend(physics=dataclasses.replace(QUIET, cached_time_saving_share=0.6))
     row = take(started(BurstRegime, backend, must_flush_cache=False), SMALL)
     assert row.compute_rate("slowest") == pytest.approx(row.compute_rate("fastest"), rel=0.01)

@@ -1,4 +1,6 @@
-"""Repeat intervals contain a repeat with 95 %: one more run, in virtual time and by chance."""
+"""Test that repeat intervals contain the figure of one more run with a probability of 95 %, for random numbers and for
+runs in virtual time. Also test the statistics that the intervals use.
+"""
 
 import itertools
 import json
@@ -33,11 +35,11 @@ from mamf.testing.simulated import TimeVariation
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 SHAPE = MatmulShape(3072, 2816, 19328)
-LARGE = MatmulShape(6144, 5632, 38656)  # a soak of few launches
+LARGE = MatmulShape(6144, 5632, 38656)  # large, so that a sustained visit needs few launches
 KNOWN = Repeatability(run=0.0014)
-#: What the intervals of an accelerator are calibrated with.
+#: How much runs differ according to the default calibration, in the burst and in the sustained regime.
 BOOST, CAPPED = (look_up_repeatability("", regime, MatmulProblem()) for regime in ("burst", "sustained"))
-#: Runs that lie apart as calibrated.
+#: A device on which runs differ as much as the calibration says.
 RESTLESS = replace(
     Physics(),
     boost_variation=TimeVariation(0.0, BOOST.run),
@@ -58,7 +60,9 @@ def test_students_t_is_that_of_the_tables():
 
 
 def test_batch_means_know_that_neighbours_are_alike():
-    """Blocks that alternate by threes around 1: their mean is known far better than their scatter says."""
+    """Check samples that depend on their neighbors. If groups of three samples alternate around 1, the interval of the
+    mean is narrower than for independent samples with the same scatter. If the samples drift, it is wider.
+    """
     alternating = [1 + 0.014 * (1 if index // 3 % 2 else -1) for index in range(60)]
     independent = 2 * statistics.stdev(alternating) / len(alternating) ** 0.5
     assert compute_batch_means_interval(alternating).half_width < independent
@@ -80,14 +84,16 @@ def test_two_levels_are_told_from_scatter():
     assert (low, high) == (pytest.approx(683, abs=1), pytest.approx(703, abs=1))
     assert find_two_levels([chooser.gauss(700, 7) for _ in range(200)]) is None
     assert find_two_levels([chooser.uniform(690, 710) for _ in range(200)]) is None
-    assert find_two_levels([685.0, 695.0, 705.0, 715.0] * 5) is None, "evenly spread"
-    assert find_two_levels([700.0, 704.0] * 10) is None, "too near to be told apart"
-    assert find_two_levels([700.0] * 19 + [720.0]) is None, "an outlier is no level"
-    assert find_two_levels([700.0, 720.0] * 4) is None, "too few to tell"
+    assert find_two_levels([685.0, 695.0, 705.0, 715.0] * 5) is None, "four equally spaced levels"
+    assert find_two_levels([700.0, 704.0] * 10) is None, "the levels differ by less than 1 %"
+    assert find_two_levels([700.0] * 19 + [720.0]) is None, "one outlier is not a level"
+    assert find_two_levels([700.0, 720.0] * 4) is None, "too few samples"
 
 
 def run_of(chooser, visits, known, seconds):
-    """The figure of one run of something that takes so many seconds, and its repeat interval."""
+    """Simulate one run of a kernel that takes ``seconds`` per launch. Return the figure of the run and its repeat
+    interval.
+    """
     own = chooser.gauss(0, known.run) + chooser.gauss(0, known.launch_seconds) / seconds
     figures = [seconds * (1 + own + chooser.gauss(0, 0.001)) for _ in range(visits)]
     middle = statistics.fmean(figures)
@@ -122,7 +128,7 @@ def test_an_interval_wider_than_half_of_its_figure_is_unknown():
 
 
 def rows_of_runs(kind, count, physics=RESTLESS, seed=0, shape=SHAPE, **options):
-    """A row from each of so many runs, on one device that is warm throughout."""
+    """Yield one row from each of ``count`` runs on the same device, which stays warm between runs."""
     backend = SimulatedBackend(physics=physics, seed=seed)
     regime = kind(backend, **options)
     regime.prepare_device()
@@ -142,13 +148,15 @@ def rate(clock_hz, shape=SHAPE):
 
 
 def coverage(rows):
-    """The share of the runs whose interval contains the next run."""
+    """Return the share of runs with an interval that contains the rate of the next run."""
     held = [a.rate_interval.low <= b.best_rate <= a.rate_interval.high for a, b in itertools.pairwise(rows)]
     return sum(held) / len(held)
 
 
 def test_burst_intervals_contain_the_next_of_1000_runs():
-    """Launches that hardly scatter: of few samples the error within a visit is taken as too large."""
+    """Use launches that hardly scatter, because mamf overestimates the error within a visit that has few samples. With
+    more scatter, the intervals would contain more than 95 % of the runs.
+    """
     seconds = SHAPE.flop / rate(Physics().boost_clock_hz) / 1e12
     of_runs = TimeVariation(0.0, math.hypot(BOOST.run, BOOST.launch_seconds / seconds))
     rows = list(rows_of_runs(BurstRegime, 1001, replace(RESTLESS, boost_variation=of_runs, launch_noise=0.0001)))
@@ -173,7 +181,9 @@ def test_a_device_that_hunts_is_known_by_its_mean_and_says_so():
 
 
 def test_one_disturbed_visit_of_three_widens_an_interval_only_if_its_figure_moved():
-    """As on an H100, where one of six launches of a visit took twice as long, and the visit's median stayed."""
+    """Check a case from an H100: one of the six launches of a visit took twice as long, but the median of the visit did
+    not change.
+    """
     figures, quiet = [1.0, 0.9995, 1.0005], [0.001] * 3
     usual, disturbed = (
         compute_repeat_interval(figures, 1.0, within, KNOWN).half_width for within in (quiet, [0.001, 0.001, 0.4])
@@ -186,7 +196,9 @@ def test_one_disturbed_visit_of_three_widens_an_interval_only_if_its_figure_move
 
 
 def rounds_of(phase, true, count, chooser, shape):
-    """Rows of a candidate whose rounds scatter around ``true`` TFLOPS as KNOWN says."""
+    """Yield the rows of one candidate, one row per round. The rates scatter around ``true`` TFLOPS with a standard
+    deviation of 0.1 %, the part of the variation in KNOWN that differs between rows.
+    """
     for number in range(1, count + 1):
         samples = (shape.flop / (true * (1 + chooser.gauss(0, 0.001))) / 1e12,) * 6
         yield Measurement(
@@ -196,7 +208,9 @@ def rounds_of(phase, true, count, chooser, shape):
 
 
 def test_held_out_rounds_take_the_winners_curse_off():
-    """Eight candidates that are truly alike: the best of the rounds that choose reads too high."""
+    """Search among eight candidates with the same true rate. The rounds that choose the best candidate overestimate its
+    rate, but the later rounds that confirm it must not.
+    """
     chooser = random.Random(0)
     shapes = [MatmulShape(4096, 4096, 128 * number) for number in range(1, 9)]
     of_choice, of_ceiling = [], []
@@ -207,7 +221,7 @@ def test_held_out_rounds_take_the_winners_curse_off():
         chosen = [row.best_rate for row in choosing if row.shape == ceiling.shape]
         of_choice.append(statistics.median(chosen) / 800 - 1)
         of_ceiling.append(ceiling.tflops / 800 - 1)
-    assert statistics.fmean(of_choice) > 0.0005, "nothing to take off: the test could not fail"
+    assert statistics.fmean(of_choice) > 0.0005, "without overestimates this test cannot fail"
     assert abs(statistics.fmean(of_ceiling)) < 0.0001
 
 
@@ -225,7 +239,9 @@ def test_a_sustained_ceiling_is_all_work_over_all_time():
 
 
 def test_visits_that_scatter_more_than_calibrated_are_not_held_to_the_calibration():
-    """A device that borrows another's calibration may be noisier; where a controller oscillates only visits tell."""
+    """Check visits that differ more than calibrated, as on a device that uses the calibration of another one. If the
+    power controller oscillates (``ignores_within``), only the differences between visits count.
+    """
     whole, visits = Repeatability(run=0.0, ignores_within=True), [0.97, 1.0, 1.03]
     scattered = compute_repeat_interval(visits, 1.0, [0.0] * 3, whole)
     assert scattered.half_width == pytest.approx(2.772 * 0.03 / math.sqrt(3), rel=0.03)

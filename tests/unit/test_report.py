@@ -1,3 +1,5 @@
+"""Test the report of a run as text, CSV and JSON, and how it compares kernels."""
+
 import json
 from dataclasses import replace
 
@@ -75,12 +77,15 @@ def test_csv_and_json_leave_the_ends_of_an_unknown_interval_empty(rows):
         assert known[key] > 0 and unknown[key] is None
 
 
-# -- kernels against one another ---------------------------------------------------------------------------------------
+# -- comparisons of kernels --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def both(rows):
-    """Two kernels, of which the second is 25 % faster on the first shape and lacks a figure on the other."""
+    """Return rows of two kernels on two shapes.
+
+    The second kernel is 25 % faster on the first shape, and does not support the other shape.
+    """
     first, second = (row for row in select_ranked_rows(rows))
     summary = replace(first.summary, **{name: getattr(first.summary, name) / 1.25 for name in ("mean", "median")})
     faster = replace(first, kernel="faster", summary=summary)
@@ -96,7 +101,7 @@ def test_the_best_kernel_of_each_shape_is_named(both):
     shares = ShareCalculator(HEADER)
     records = make_best_kernel_table(find_best_kernels(both), shares, None).make_records()
     assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
-    assert find_best_kernels(both[:2]) == []  # one kernel alone
+    assert find_best_kernels(both[:2]) == []  # only one kernel
     interrupted = {**HEADER, "plan": {**HEADER["plan"], "kernels": ["simulated.mm", "faster", "not measured yet"]}}
     assert "best kernel per shape" not in render("table", both, interrupted, None)
     begun = [*both, replace(both[0], shape=MatmulShape(64, 64, 64))]
@@ -158,7 +163,7 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     assert drifts[799.0] == []
     assert ["more than 1 %" in text and "do not compare" not in text for text in drifts[770.0]] == [True]
     assert ["more than 10 %" in text and "do not compare" in text for text in drifts[700.0]] == [True]
-    uncertain = replace(held, interval=Interval(720.0, 960.0, 0.95))  # the upper part of the interval is wider
+    uncertain = replace(held, interval=Interval(720.0, 960.0, 0.95))  # wider above the ceiling than below it
     shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): uncertain})
     for reference_tflops, is_outside in ((770.0, False), (950.0, False), (700.0, True), (990.0, True)):
         found = list_row_remarks(replace(row, details={"reference_tflops": reference_tflops}), shares)

@@ -1,4 +1,7 @@
-"""Reports show the figures that they showed before, whatever the layout. All logs: tools/report_figures.py."""
+"""Test that the reports of some logs show the same figures as before, even if the layout changes.
+
+``tools/report_figures.py`` checks the reports of all logs in results/.
+"""
 
 import json
 import re
@@ -10,7 +13,7 @@ CHECKSUMS = json.loads(RECORDED.read_text())
 
 
 def sample():
-    """Return the smallest log of each command and dtype."""
+    """Return the smallest log of each command, kernel and dtype, without sweeps of the many cublasLt algorithms."""
     smallest = {}
     for path in sorted(CHECKSUMS, key=lambda path: (ROOT / path).stat().st_size):
         smallest.setdefault(re.split("-burst|-sustained|-202", (ROOT / path).name)[0], path)

@@ -1,4 +1,4 @@
-"""mamf reproduce: claims of logs and in words, and verdicts with planted truth in virtual time."""
+"""Test ``mamf reproduce`` in virtual time: claims from logs and from texts, and verdicts on cards of known speed."""
 
 import io
 import json
@@ -34,7 +34,7 @@ class MineToo(SimulatedAttention):
 
 @pytest.fixture(autouse=True)
 def installed(monkeypatch):
-    """Simulated kernels as installed packages declare them."""
+    """Provide simulated kernels as if installed packages declared them."""
     own = {
         discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "mamf.testing:SimulatedMatmul"},
         "mamf.attention_kernels": {"mine-1": f"{__name__}:Mine", "mine-2": f"{__name__}:MineToo"},
@@ -49,13 +49,13 @@ def installed(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def short_warm_up(monkeypatch):
-    """Half a minute of launches takes seconds in virtual time, too."""
+    """Provide a short warm-up for the classic regime, because simulating the usual 30 s takes seconds."""
     monkeypatch.setattr(ClassicRegime.__init__, "__defaults__", (50, 100, 0.5))
 
 
 @pytest.fixture
 def world(monkeypatch):
-    """Sets properties of the simulated card."""
+    """Return a function that changes properties of the simulated card."""
 
     def plant(**properties):
         monkeypatch.setattr(SimulatedBackend, "physics", replace(Physics(), **properties))
@@ -65,7 +65,7 @@ def world(monkeypatch):
 
 @pytest.fixture
 def sweep(run):
-    """Measures matmuls into a log."""
+    """Return a function that sweeps matmuls and returns the name of the log."""
 
     def measured(*options, name="sweep.jsonl", shapes=(SHAPE,)):
         assert (
@@ -81,7 +81,7 @@ def reproduced(run, *options):
     return code, out, err
 
 
-# -- planted truth -----------------------------------------------------------------------------------------------------
+# -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
 def test_an_equal_card_reproduces_a_log_and_show_says_the_same(run, sweep):
@@ -183,7 +183,7 @@ def test_a_kernel_that_fails_now_is_no_pass(run, sweep, monkeypatch):
     assert (code, "\nnot measured: burst" in out, "unsupported: it was removed" in out) == (1, True, True)
 
 
-# -- which rows --------------------------------------------------------------------------------------------------------
+# -- the rows that are claimed -----------------------------------------------------------------------------------------
 
 
 def test_the_best_rows_of_each_regime_are_claimed(sweep):
@@ -191,7 +191,7 @@ def test_the_best_rows_of_each_regime_are_claimed(sweep):
     log = read_run_log(sweep("--regime", "burst", "sustained", shapes=shapes))
     best = make_reproduce_options(log)
     assert [(claim.step[0], str(claim.step[2])) for claim in best.claims] == [("burst", SHAPE), ("sustained", SHAPE)]
-    assert best.chosen_from == 6, "the best of six is more often lucky"
+    assert best.chosen_from == 6, "the verdict must know that the claim is the best of six rows, which is partly luck"
     assert [len(make_reproduce_options(log, top).claims) for top in (2, None)] == [4, 6]
 
 
@@ -203,7 +203,7 @@ def test_the_ceilings_of_a_find_are_claimed(find_records, tmp_path):
     assert {claim.step[0]: claim.step[2] for claim in found.claims} == {
         regime: ceiling.shape for regime, ceiling in log.ceilings.items()
     }
-    assert found.chosen_from == 1, "fresh rounds gave these figures"
+    assert found.chosen_from == 1, "confirming rounds gave the ceilings, so luck played no part"
 
 
 def test_the_best_of_many_rows_needs_a_larger_loss_to_be_called_slower(run, sweep, world):

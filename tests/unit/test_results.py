@@ -1,4 +1,4 @@
-"""The results folder: every log accepted by the rules, at its place, and the table of them fresh."""
+"""Check the results folder: all logs follow the rules and are in the right place, and the tables are up to date."""
 
 from pathlib import Path
 
@@ -32,7 +32,10 @@ def test_each_result_is_accepted_at_its_place_and_there_once():
 
 @pytest.fixture(scope="module")
 def collected():
-    """What is in all logs, and of each find its ceilings beside what 'mamf compare' compares: each log is read once."""
+    """Return the collection of all logs and, by the path of each find log, its ceilings and what ``mamf compare`` uses.
+
+    Both are collected at once, so that each log is read only once.
+    """
     compared = {}
 
     def read(path):
@@ -52,9 +55,9 @@ def collected():
 def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
     held, _ = collected
     for path, page in make_results_pages(held).items():
-        assert (RESULTS / path).read_text(encoding="utf-8") == page, "run 'mamf results table'"
+        assert (RESULTS / path).read_text(encoding="utf-8") == page, f"{path} is out of date: run 'mamf results table'"
     ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED_FILE_NAME).read_text(encoding="utf-8")
-    assert ceilings == make_contributed_csv(held), "run 'mamf results table'"
+    assert ceilings == make_contributed_csv(held), f"{CONTRIBUTED_FILE_NAME} is out of date: run 'mamf results table'"
 
 
 def test_each_log_has_a_submitter_once():

@@ -1,4 +1,4 @@
-"""The roof over a row, as data, table and picture: from ceilings that are written down here."""
+"""Test rooflines: the roof of a row, tables, pictures and exports. All ceilings are defined in this file."""
 
 import json
 import re
@@ -58,7 +58,7 @@ DECODE = [
 ]
 
 
-# -- the roof ----------------------------------------------------------------------------------------------------------
+# -- roofs -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
@@ -139,7 +139,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
 
 def test_the_table_has_balance_points_and_each_rows_distance():
     text = render_roofline("table", ROOFS, select_roofline_points(DECODE, ROOFS, {}), "head")
-    assert "196.4" in text and "113.4" in text  # bfloat16 over memory, over the cache
+    assert "196.4" in text and "113.4" in text  # balance points of bfloat16 with memory and with L2 cache
     assert "near the limit (80 % of the roof and more)" in text and "% of the compute roof" in text.splitlines()[-1]
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
 
@@ -203,7 +203,7 @@ def test_mamfu_is_explained_only_where_a_row_has_it():
     assert shares.describe_ceilings(DECODE)[0].startswith("MAMFU: share of 862.0 TFLOPS")
 
 
-# -- the picture -------------------------------------------------------------------------------------------------------
+# -- pictures ----------------------------------------------------------------------------------------------------------
 
 
 def attention():
@@ -219,7 +219,7 @@ def attention():
 def test_ceilings_are_lines_and_rows_are_marks():
     chart = make_roofline_chart(ROOFS, select_roofline_points(DECODE, ROOFS, {}), HEADER)
     assert sorted((line.label.partition(" ")[0], line.is_sustained) for line in chart.lines) == [
-        ("", True),  # memory in sustained is as fast as in burst, whose line has a label
+        ("", True),  # sustained memory bandwidth equals burst, so only the burst line has a label
         *(
             ("bfloat16", False),
             ("bfloat16", True),
@@ -276,14 +276,14 @@ def test_labels_touch_neither_one_another_nor_a_mark():
     series = {mark.series for mark in chart.markers}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in series]
     assert [each.get_text() for each in labels] == ["Mx8192x8192"]
-    assert all(each.get_window_extent() for each in labels)  # puts them where they are drawn
-    boxes = [Text.get_window_extent(each) for each in labels]  # of the words, without the line to the mark
+    assert all(each.get_window_extent() for each in labels)  # moves each label to the place where it is drawn
+    boxes = [Text.get_window_extent(each) for each in labels]  # only the text, without the line to its marker
     places = axes.transData.transform([mark.position for mark in chart.markers])
     assert not any(box.contains(*place) for box in boxes for place in places)
     assert {line.label for line in chart.lines} - {""} <= {each.get_text() for each in axes.texts}
 
 
-# -- what other tools read ---------------------------------------------------------------------------------------------
+# -- export for TraceLens ----------------------------------------------------------------------------------------------
 
 
 def test_tracelens_is_told_what_was_measured_and_nothing_else():

@@ -1,4 +1,6 @@
-"""``mamf roofline`` as a command: its finds in virtual time, continued, shown, drawn; rows under given ceilings."""
+"""Test the command ``mamf roofline`` in virtual time: the searches that it runs and continues, its table, picture and
+export, and how it compares rows of other logs with given ceilings.
+"""
 
 import json
 import shutil
@@ -29,10 +31,10 @@ def measured(tmp_path_factory):
 
 
 def little(patch):
-    """The simulated device, and a search of few shapes."""
+    """Install the simulated device, and make the searches of ``mamf roofline`` short."""
     library.install(patch)
     patch.setattr(grid, "plan_search", library.short(grid.plan_search, (8192, 16384)))
-    patch.setattr(roofline, "_PASSES_OVER_CACHE", 256)  # long launches are few
+    patch.setattr(roofline, "_PASSES_OVER_CACHE", 256)  # more passes per launch, so fewer launches to simulate
     patch.setattr(roofline, "_CACHE_SIZE_MULTIPLES", (64, 128))
 
 
@@ -245,7 +247,7 @@ def test_a_ceiling_with_an_unknown_interval_is_no_roof_and_is_refused_elsewhere(
     assert code == 0 and "because its ceiling is too noisy: measure it again" in out
     assert "near the limit" not in out
     assert run("roofline", "--ceiling", "noisy.jsonl", "--picture", "noisy.png")[0] == 0
-    assert (here / "noisy.png").exists(), "a picture without roofs and rows"
+    assert (here / "noisy.png").exists(), "mamf must draw the picture even without roofs and rows"
 
 
 def test_a_search_that_ends_without_a_ceiling_is_named(run, here, monkeypatch):

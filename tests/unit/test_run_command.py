@@ -1,4 +1,4 @@
-"""``mamf run``: one kernel, launched in a profiler's window and nowhere else, in virtual time."""
+"""Test ``mamf run`` in virtual time: which launches of a kernel are inside the profiler's window."""
 
 import dataclasses
 from contextlib import contextmanager
@@ -17,7 +17,7 @@ SHAPE = MatmulShape(4096, 4096, 4096)
 
 @pytest.fixture
 def windows(monkeypatch):
-    """Launches before, within and after each window."""
+    """Return a list with an entry for each profiler window: name, launches before it, launches inside it, device."""
     found = []
 
     @contextmanager
@@ -98,7 +98,7 @@ def test_the_parts_of_eager_attention_are_a_table(run):
     assert code == 0, err
     rows = [line.split() for line in out.splitlines()[1:4]]
     assert [row[0] for row in rows] == ["scores", "softmax", "values"]
-    # Of 16 + 5 + 16 FLOP a score.
+    # These parts take 16, 5 and 16 FLOP per score.
     assert [row[4] for row in rows] == ["43.2%", "13.5%", "43.2%"]
     code, _, err = run("run", "sdpa", "--backend", "cpu", "--dtype", "fp32", *sizes, "--parts")
     assert (code, "its parts cannot be timed" in err) == (2, True)

@@ -1,3 +1,5 @@
+"""Test run logs: writing, reading and resuming them, refusing damaged logs, and removing private texts."""
+
 import errno
 import json
 import os
@@ -111,7 +113,7 @@ def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows,
     real_write = os.write
 
     def half_written(descriptor, data):
-        if len(data) < 50:  # the rest of a line of which most was written
+        if len(data) < 50:  # the rest of a line after the first call, which wrote all but 10 bytes
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real_write(descriptor, data[: len(data) - 10])
 
@@ -191,7 +193,7 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 
 @pytest.fixture
 def names(monkeypatch, request):
-    """Let this host and its user have these names."""
+    """Return a function that makes mamf see these names of the host and of the user."""
 
     def called(host, user):
         _compile_private_name_rules.cache_clear()
@@ -230,7 +232,11 @@ def test_private_parts_of_every_spelling_are_scrubbed(text, clean, names):
 
 
 def test_what_a_log_lost_while_it_was_waited_for_is_not_cut_off(log_path):
-    """Read before it is locked, a log would be cut to where it was whole then."""
+    """Check that a log cannot be resumed while another process writes it, and that resuming it later keeps all records.
+
+    mamf cuts a resumed log at the end of the last line that it has read. It must not cut off records that the other
+    process wrote after that.
+    """
     _, first = RunLogWriter.resume(log_path)
     with first:
         with pytest.raises(UsageError, match="another process is writing"):
@@ -252,7 +258,9 @@ def test_what_json_has_no_value_for_leaves_no_file(tmp_path):
 
 @pytest.mark.parametrize("call", ["open", "fsync", "link"])
 def test_a_log_has_its_header_from_the_first_moment_on(tmp_path, monkeypatch, call):
-    """Whichever system call an interrupt ends with."""
+    """Interrupt the process right after each system call that creates a log. Either the file must not exist, or it must
+    contain the whole header.
+    """
     real, path = getattr(os, call), tmp_path / "run.jsonl"
 
     def interrupted(*arguments, **options):
@@ -284,7 +292,7 @@ def test_a_command_line_that_is_not_utf8_is_read_back(tmp_path):
 
 
 def leaves(value, path=()):
-    """Where the values of a record are."""
+    """Yield the path to each value in a record, as keys and indices. Of a list, use only the first item."""
     if isinstance(value, dict) and value:
         for name, each in value.items():
             yield from leaves(each, (*path, name))
@@ -300,7 +308,9 @@ ODD = [None, True, "text", -1, 0, 1.5, 1e308, 10**30, [], {}, ["a"], {"a": 1}]
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
 def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
-    """A value of any kind in place of any other: refused with its line, or a log that every reader understands."""
+    """Replace a random value in a log by an odd one. mamf must either refuse the log and name the line, or be able to
+    show the log in every format.
+    """
     lines = log_path.read_text().splitlines()
     number = data.draw(st.integers(0, len(lines) - 1))
     record = json.loads(lines[number])
@@ -322,7 +332,7 @@ def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
 
 
 def with_sample(log_path, field, seconds):
-    """The log, with one more sample in its first row."""
+    """Add a sample to the first row of a log, and return the path of the log."""
     lines = log_path.read_text().splitlines()
     record = json.loads(lines[1])
     lines[1] = json.dumps(record | {field: [seconds, *record[field]]})
@@ -364,7 +374,9 @@ def with_details(log_path, details):
 
 
 def test_a_log_of_an_earlier_schema_is_never_appended_to(log_path):
-    """Whoever resumes it: rows of today in it would be read as if the timer of an early release had taken them."""
+    """Check that such a log cannot be resumed, because its new rows would be read as if the timer of an early release
+    had measured them.
+    """
     before = log_path.read_bytes().replace(f'"schema": {SCHEMA_VERSION}'.encode(), b'"schema": 4', 1)
     log_path.write_bytes(before)
     with pytest.raises(RunLogError, match="has schema 4"):

@@ -1,4 +1,7 @@
-"""The search on landscapes with a known best: chips it was not tuned on, noise, regions that cannot be measured."""
+"""Test the search for the fastest shape on landscapes (rates by shape) with a known best shape.
+
+The landscapes are of chips that the search was not tuned on. Some have noise or shapes that cannot be measured.
+"""
 
 import contextlib
 import functools
@@ -27,7 +30,7 @@ def landscape(name="132 units"):
 
 
 def searched(truth, grid=GRID, noise=0.0, measurements=100, units=132, seed=0):
-    """A search of ``truth``, whose absent shapes cannot be measured."""
+    """Search ``truth``, the TFLOPS by shape. Shapes that ``truth`` does not contain cannot be measured."""
     chooser = random.Random(seed)
 
     def measure(shape):
@@ -37,11 +40,11 @@ def searched(truth, grid=GRID, noise=0.0, measurements=100, units=132, seed=0):
 
 
 def reached(result, truth):
-    """Share of the landscape's best that was measured."""
+    """Return the true rate of the best measured shape, as a share of the best rate in the landscape."""
     return max(truth.get(shape, 0.0) for shape in result.tflops_by_shape) / max(truth.values())
 
 
-# -- the bars --------------------------------------------------------------------------------------------------------
+# -- number of measurements --------------------------------------------------------------------------------------------
 
 
 class Found(Exception):
@@ -49,7 +52,10 @@ class Found(Exception):
 
 
 def needed(chip, seed, noise):
-    """Measurements until a shape within 0.5 % and within 0.1 % of the best was among them, of 200 at most."""
+    """Return how many measurements a search needs to get within 0.5 % and within 0.1 % of the best rate.
+
+    A number is infinite if 200 measurements are too few.
+    """
     truth = landscape(chip)
     seen, best = [], max(truth.values())
     chooser = random.Random(seed)
@@ -84,7 +90,7 @@ def test_the_period_of_waves_is_learned_from_what_was_measured(name):
     truth, units = landscape(name), CHIPS[name].compute_units
     fast = sorted(truth, key=truth.get)[-600:]
     measured = {shape: truth[shape] for shape in random.Random(0).sample(fast, 50)}
-    # Waves over half or twice as many units are as full.
+    # Half or twice the number of units explains the rates equally well.
     assert estimate_compute_units(measured, Hyperparameters()) in (units // 2, units, 2 * units)
 
 
@@ -95,7 +101,7 @@ def test_where_nothing_comes_in_waves_none_are_learned():
     assert estimate_compute_units({}, Hyperparameters()) is None
 
 
-# -- what cannot be measured -----------------------------------------------------------------------------------------
+# -- shapes that cannot be measured ------------------------------------------------------------------------------------
 
 MEASURABLE = {
     "no memory": lambda shape: sum(shape.element_counts.values()) < 1.2e8,
@@ -132,7 +138,7 @@ def test_a_grid_larger_than_the_candidates_is_searched_by_samples_of_it():
     assert all(grid.accepts(shape) for shape in result.tflops_by_shape)
 
 
-# -- when it ends ----------------------------------------------------------------------------------------------------
+# -- end of a search ---------------------------------------------------------------------------------------------------
 
 
 def test_it_ends_when_nothing_promises_more():
@@ -175,11 +181,14 @@ def test_a_seed_decides_everything(seed):
     assert first == again != other
 
 
-# -- shapes and kernels together -------------------------------------------------------------------------------------
+# -- searches with several kernels -------------------------------------------------------------------------------------
 
 
 def needed_by_several(landscapes, seed=0, noise=0.002, most=150):
-    """The kernel by which each measurement was, until one was within 0.1 % of the best; ``most`` at most."""
+    """Search with several kernels until a rate is within 0.1 % of the best, for at most ``most`` measurements.
+
+    ``landscapes``: the TFLOPS by shape, for each kernel. Return the kernel of each measurement.
+    """
     best, chooser = max(max(truth.values(), default=0.0) for truth in landscapes.values()), random.Random(seed)
     first, *others = landscapes
     search, kernels = ShapeSearch(GRID.list_shapes(), first, compute_units=132, seed=seed), []

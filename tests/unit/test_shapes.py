@@ -1,3 +1,5 @@
+"""Test which ranges of sizes ``parse_range`` accepts, and which sizes it returns."""
+
 import itertools
 
 import pytest

@@ -1,4 +1,8 @@
-"""``--devices``: a process and a log for each device, read as one run; what fails costs a row and is measured later."""
+"""Test runs with ``--devices``, which divide the rows among devices.
+
+Each device has its own process and its own log, and mamf reads the logs as one run. If a device fails, its remaining
+rows can be measured later.
+"""
 
 import csv
 import io
@@ -32,7 +36,7 @@ from mamf.testing import Physics, SimulatedAttention, SimulatedMatmul
 SWEEP = ["sweep", "--backend", "simulated", "--output", "out", "--devices", "all"]
 GRID = ["--m-range", "8192", "20480", "1024", "--n", "16384", "--k", "16384", "--precision", "20%"]
 GRID_SHAPES = [MatmulShape(m, 16384, 16384) for m in range(8192, 20480, 1024)]
-#: How fast the devices are relative to the first.
+#: The speed of each device relative to the first.
 SPEEDS = (1.0, 1.03, 0.98, 1.01)
 
 
@@ -46,6 +50,8 @@ def installed(monkeypatch):
 
 
 class Card(simulated_node.Node):
+    """A simulated card with the speed that ``SPEEDS`` gives for its index."""
+
     def __init__(self, index=0):
         super().__init__(index)
         speed = SPEEDS[index]
@@ -57,7 +63,11 @@ class Card(simulated_node.Node):
 
 @pytest.fixture
 def shared(run):
-    """Run a command on simulated devices in virtual time; returns what it printed, and its logs as one run."""
+    """Return a function that runs a command on simulated devices, in this process and in virtual time.
+
+    The function returns exit code, stdout and stderr, and the logs joined into one run. ``gone``: the indices of
+    devices whose process is killed at the start.
+    """
 
     def command(*arguments, gone=(), folder="out"):
         with pytest.MonkeyPatch.context() as patch:
@@ -69,6 +79,7 @@ def shared(run):
 
 
 def own(log):
+    """Return the rows of the plan itself, without visits of reference shapes and rows of a search for a ceiling."""
     return [row for row in log.measurements if not row.is_reference and not row.phase]
 
 
@@ -117,7 +128,7 @@ def test_a_device_that_is_gone_leaves_its_shapes_to_the_others(shared):
     assert (code, log.tier, len(own(log))) == (0, "complete", 12)
     assert {row.device_index for row in own(log)} == {0, 2, 3}
     again = shared("sweep", "--resume", "out")[1]
-    assert len(again.all_rows) == len(log.all_rows), "nothing is measured twice"
+    assert len(again.all_rows) == len(log.all_rows), "resuming a complete run must measure nothing"
 
 
 def test_a_budget_leaves_the_rest_for_later_and_a_lost_device_its_rows_to_another(shared):
@@ -171,7 +182,7 @@ def test_processes_share_a_sweep_without_those_whose_device_cannot_be_opened(run
 
 
 class Waiting(SimulatedMatmul):
-    """Waits on one device for a signal, at a size of which no row has been measured yet."""
+    """A kernel that hangs on device 1 until a signal arrives, but only at the first launch with M of at least ``m``."""
 
     name = "waiting.mm"
     m = GRID_SHAPES[5].m
@@ -193,7 +204,10 @@ ON_TWO = {simulated_node.DEVICES: "2"}
 
 @pytest.fixture
 def waiting(tmp_path, monkeypatch):
-    """A shared sweep whose device 1 is in a launch that never ends, and that device's process."""
+    """Return the process of a running sweep on two devices, and the process id of device 1.
+
+    Device 1 hangs in a launch, and device 0 has finished its part of the sweep.
+    """
     monkeypatch.setitem(simulated_node.POINTS[discovery.MATMUL_KERNEL_GROUP], "waiting.mm", "test_shared_runs:Waiting")
 
     def prepare():
@@ -223,7 +237,7 @@ def is_running(process):
 
 
 def require_resumable(shared):
-    """The rest is measured, and nothing twice."""
+    """Check that resuming the sweep measures the missing rows, and no row twice."""
     before = read_log_or_shared_run(Path("out"))
     (code, _, err), log = shared("sweep", "--resume", "out")
     assert (code, err, log.tier, len(own(log))) == (0, "", "complete", 12)
@@ -250,6 +264,8 @@ def test_a_killed_parent_takes_its_processes_along(waiting, shared):
 
 
 class Crashing(SimulatedMatmul):
+    """A kernel that crashes the process at M = 8192, the first shape of ``GRID``."""
+
     name = "crashing.mm"
 
     def make_launch_function(self, device, problem, shape):

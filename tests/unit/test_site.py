@@ -1,4 +1,4 @@
-"""The site of results/: what its pages and its feed say, and which files a build may touch."""
+"""Test the site of results/: the content of its pages and its feed, and which files a build may change."""
 
 import csv
 import html
@@ -26,7 +26,13 @@ EPYC = RESULTS / "amd-epyc" / "find-float32-burst-sustained-20261122-010619.json
 
 
 def put(root, source, file="", slowed=1.0, torch="2.11.0", by="maintainer", **device):
-    """A copy of a log in a results folder, of a device with other fields; its samples times ``slowed``."""
+    """Copy a log into a results folder with changes, and return its path.
+
+    - ``file``: the name of the copy; empty for the name of the log.
+    - ``slowed``: the factor by which the copy is slower.
+    - ``by``: the account that submitted the log.
+    - ``device``: fields of the device to change.
+    """
     records = [json.loads(line) for line in source.read_text().splitlines()]
     records[0]["device"] |= device
     records[0]["environment"]["packages"]["torch"] = torch
@@ -53,7 +59,7 @@ def root(tmp_path):
 
 
 def built(root, output=None, **options):
-    """The files of a site by name."""
+    """Build a site and return the text of each of its files, by path."""
     output = output or root.parent / "site"
     build_site(root, output, **options)
     return {path.relative_to(output).as_posix(): path.read_text() for path in output.rglob("*") if path.is_file()}
@@ -69,7 +75,7 @@ def links(page):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The site of a few real logs."""
+    """Return a results folder with four real logs, and the files of its site."""
     root = tmp_path_factory.mktemp("whole") / "results"
     for source in (FIND, OTHER_FIND, ATTENTION, EPYC):
         put(root, source)
@@ -96,7 +102,7 @@ def test_the_front_page_has_the_figure_interval_share_and_tier_of_each_ceiling(w
     for text in (f"{best['tflops']:.2f}", f"{best['low']:.2f} to {best['high']:.2f}", "97.1", "unconfirmed", "float64"):
         assert text in page
     assert "2 devices" in page and "4 logs" in page
-    assert page.count("<figure") >= 2  # a picture per dtype
+    assert page.count("<figure") >= 2  # one picture per dtype
 
 
 def test_a_device_page_has_cards_attention_energy_and_every_log(whole):
@@ -241,7 +247,7 @@ def test_a_list_that_names_files_elsewhere_removes_none(root):
     assert (root.parent / "precious").read_text() == "mine"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="links need a privilege")
+@pytest.mark.skipif(os.name == "nt", reason="creating a symbolic link on Windows needs a privilege")
 def test_a_link_is_not_followed(root):
     site = root.parent / "site"
     built(root)

@@ -1,4 +1,4 @@
-"""Stacked bars: the phases of a model's step with its MAMFU."""
+"""Test the charts of stacked bars, which show the phases of a model's step and its MAMFU."""
 
 import re
 from xml.etree.ElementTree import fromstring

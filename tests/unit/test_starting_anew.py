@@ -1,4 +1,7 @@
-"""Visits of sustained that start anew: a power controller stays in a state for as long as the device is loaded."""
+"""Test visits of the sustained regime that begin with a rest.
+
+While a device is loaded, its power controller stays in one of several states. After a rest, it chooses a state again.
+"""
 
 import math
 import random
@@ -22,7 +25,7 @@ HELD_BACK, AT_BOOST = Conditions(clock_hz=1.47e9), Conditions(clock_hz=1.98e9)
 
 
 class TwoStates(SimulatedBackend):
-    """Its controller draws one of two states, 1.3 % apart, whenever the device was idle for a while."""
+    """A device whose power controller chooses one of two states, 1.3 % apart, after each rest of at least 0.3 s."""
 
     def draw_run_variation(self):
         super().draw_run_variation()
@@ -38,7 +41,9 @@ class TwoStates(SimulatedBackend):
 
 
 class Swinging(SimulatedBackend):
-    """A start sets its clock swinging, as that of an H200: 8 % from top to bottom at first, with a period of 1 s."""
+    """A device whose clock oscillates after each idle time, as on an H200: with a period of 1 s, and at first by 8 %
+    from peak to trough.
+    """
 
     loaded_from = 0.0
 
@@ -57,13 +62,16 @@ def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
     assert loaded.make_confirmation_regime(HELD_BACK, 9.0).settling_seconds_after_rest
     assert loaded.make_confirmation_regime(
         Conditions(clock_hz=0.97 * 1.98e9), 9.0
-    ).settling_seconds_after_rest  # by little, but held back
-    assert loaded.make_confirmation_regime(Conditions(), 9.0).settling_seconds_after_rest  # no sensor tells
+    ).settling_seconds_after_rest  # only 3 % below its maximum, but throttled
+    assert loaded.make_confirmation_regime(Conditions(), 9.0).settling_seconds_after_rest  # the clock is unknown
     assert loaded.make_confirmation_regime(AT_BOOST, 9.0) is loaded
 
 
 def rate_of(backend, seconds, **changed):
-    """Of a visit that starts anew and has so many seconds; and how long it took."""
+    """Measure a shape in a visit that begins with a rest and takes about ``seconds``. Return its rate and its duration.
+
+    ``changed``: attributes of the regime to replace.
+    """
     regime = SustainedRegime(backend).make_confirmation_regime(HELD_BACK, seconds)
     for name, value in changed.items():
         setattr(regime, name, value)
@@ -97,7 +105,7 @@ def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, s
 
 
 def confirmed_rows(seed, kernel=None):
-    """What rounds of two candidates give on a fresh device."""
+    """Confirm the best of two candidates on a fresh device, and return the rows of all rounds."""
     backend, kernel, problem = TwoStates(seed=seed), kernel or SimulatedMatmul(), MatmulProblem()
     run = Runner(backend)
     confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), math.inf)
@@ -118,12 +126,12 @@ def test_a_ceiling_is_of_several_states():
 
 def test_finds_repeat_though_each_state_is_drawn():
     rates = [find_confirmed_ceiling(confirmed_rows(seed), "a device").rate for seed in range(12)]
-    assert statistics.stdev(rates) / statistics.fmean(rates) < 0.004  # 0.65 % where a run stays in one state
+    assert statistics.stdev(rates) / statistics.fmean(rates) < 0.004  # it is 0.65 % if each run stays in one state
 
 
 def test_what_fails_while_it_is_confirmed_makes_way_for_the_next():
     class WrongLater(SimulatedMatmul):
-        """Wrong from its third preparation on, on the shape that is asked for then."""
+        """A kernel whose results become wrong at its third preparation, for the shape that is prepared then."""
 
         prepared: ClassVar[list[MatmulShape]] = []
 

@@ -1,3 +1,5 @@
+"""Test the standard deviation and the interval of the median."""
+
 import math
 import random
 import statistics
@@ -27,7 +29,8 @@ def test_a_standard_deviation_in_floats_is_the_exact_one(values):
     assert compute_standard_deviation(values) == pytest.approx(exact, rel=1e-9, abs=1e-12)
 
 
-# Hahn & Meeker 2017, table J.11: order statistics of a two-sided 95 % interval for the median.
+# The rank of the sample at the lower end of a two-sided 95 % interval of the median, from table J.11 of Hahn & Meeker,
+# Statistical Intervals, 2017.
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (50, 18), (100, 40)])
 def test_the_interval_takes_the_tabulated_order_statistics(count, rank):
     interval = compute_median_interval(range(1, count + 1))
@@ -47,7 +50,7 @@ def test_the_interval_covers_the_true_median_as_often_as_it_says():
     for _ in range(2000):
         interval = compute_median_interval([chooser.lognormvariate(0, 1) for _ in range(20)])
         hits += interval.low <= 1.0 <= interval.high
-    assert 0.94 <= hits / 2000 <= 0.98  # 95.9 % by theory
+    assert 0.94 <= hits / 2000 <= 0.98  # the theory says 95.9 %
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])

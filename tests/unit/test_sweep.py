@@ -1,3 +1,5 @@
+"""Test sweeps: the order of shapes, failures, implausible rows, budgets, reference visits and time estimates."""
+
 import dataclasses
 
 import pytest
@@ -72,7 +74,9 @@ def test_impossible_samples_are_left_out_and_counted():
 
 
 class Underread(SimulatedSensors):
-    """Sensors that read a share of the clock, as if the timer were too fast by as much."""
+    """Sensors that report only ``share`` of the actual clock. Rates then look too high for the clock, as they do with a
+    timer that reports too short times.
+    """
 
     share = 1.0
 
@@ -108,7 +112,7 @@ class SlowToPrepare(SimulatedMatmul):
 @pytest.mark.parametrize("is_accelerator", [False, True])
 def test_a_row_on_a_cpu_that_takes_too_long_to_prepare_is_not_begun(monkeypatch, is_accelerator):
     monkeypatch.setattr(SimulatedBackend, "is_accelerator", is_accelerator)
-    shapes = [MatmulShape(4096, 4096, size) for size in (4096, 8192, 131072)]  # 1, 1.7 and 21 s
+    shapes = [MatmulShape(4096, 4096, size) for size in (4096, 8192, 131072)]  # 1, 1.7 and 22 s to prepare
     plan = plan_of(shapes, order="given", budget_seconds=15.0)
     backend = SimulatedBackend()
     sweep = OneKernelStrategy(setup_of(plan, [SlowToPrepare()], backend, ()))
@@ -132,7 +136,7 @@ def test_under_a_budget_all_problems_have_a_row_of_a_kernel_before_any_has_the_n
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
-    """Else each resumption would pay for it again."""
+    """Check that the first row is kept, because otherwise each resumed run would measure it again in vain."""
     slow = SimulatedBackend(physics=dataclasses.replace(Physics(), matmul_peak_share=1e-4))
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
     plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")

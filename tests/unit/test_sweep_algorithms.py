@@ -1,4 +1,4 @@
-"""A sweep of a kernel with algorithms: it ranks them on each shape and measures the fastest once more."""
+"""Test a sweep of a kernel with several algorithms: it ranks them on each shape, and measures the fastest again."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ SWEEP = [*DEVICE, "--shapes", "4096x4096x4096", "8192x8192x8192", "--output", "l
 
 
 class Algorithm(SimulatedMatmul):
-    """One of three: the second is the fastest at 4096, the third elsewhere."""
+    """A kernel with algorithms 0 to 2. Algorithm 1 is the fastest at M = 4096, and algorithm 2 at other sizes."""
 
     has_cheap_variants = True
 
@@ -65,7 +65,7 @@ def test_an_interrupted_run_goes_on_with_the_shape_in_flight(swept):
     swept("--kernel", PATH)
     lines = Path("log.jsonl").read_text().splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if json.loads(line).get("phase") == "")
-    Path("log.jsonl").write_text("".join(lines[: first + 2]))  # and one algorithm of the second shape
+    Path("log.jsonl").write_text("".join(lines[: first + 2]))  # up to the first algorithm of the second shape
     assert main([*DEVICE, "--kernel", PATH, "--resume", "log.jsonl"]) == 0
     log = read_run_log("log.jsonl")
     assert own(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}

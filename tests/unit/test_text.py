@@ -1,4 +1,4 @@
-"""Foreign text in a terminal, in csv and in markdown: seen as it is, and without effect."""
+"""Test that text from logs and devices is readable in a terminal, in CSV and in Markdown, and has no effect there."""
 
 import csv
 import io
@@ -24,7 +24,8 @@ from mamf.text import (
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202egnp.exe\u2066\u200b\u2028\ud800\n"
 HONEST = ("NVIDIA H100 80GB HBM3", "cublaslt[0]", "float8_e4m3fn", "Übergröße 加速器 😀", "4.5 +-1.5 %", "81.3 % of 9")
 SIGNS = "=+-@\uff1d\uff0b\uff0d\uff20"
-# Of what GitHub takes for markup: escaped pairs and entities are none.
+# _MARKUP matches what GitHub treats as markup. _ESCAPED matches escaped characters and entities. GitHub shows these
+# literally, so the test replaces them before it searches for markup.
 _ESCAPED = re.compile(r"\\[!-/:-@\[-`{-~]|&(?:lt|amp);")
 _MARKUP = re.compile(r"[`|~$<]|\*\S|(?<![^\W_])_|_(?![^\W_])|!\[|\[\^|\]\(|\]\[|&#?\w+;")
 anything = st.text() | st.text(st.sampled_from(" ab1_*[]()!`|~$<>&;#:/\\=+-@.\t\n\r\x1b\u202e"))

@@ -1,4 +1,4 @@
-"""The timer's overhead: which estimates are believed, and a run in which it moved."""
+"""Test the timer's overhead: which estimates mamf accepts, and what it says if the overhead changes in a run."""
 
 import dataclasses
 import json
@@ -39,7 +39,7 @@ def test_an_overhead_that_no_timer_has_is_refused(backend, estimate, seconds, re
 
 
 class Hiccup(SimulatedBackend):
-    """A host that stalls while the timer is calibrated, on a device whose timer is known."""
+    """A device with a known timer, whose host stalls while mamf estimates the overhead."""
 
     name = "cuda"
 

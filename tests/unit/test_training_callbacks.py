@@ -1,5 +1,6 @@
-"""The callbacks: shared behavior in virtual time, and in the trainers that they are for, with tiny models on the CPU
-(skipped where a library is missing).
+"""Test the callbacks for training libraries: their common code in virtual time, and each callback in its trainer.
+
+The trainers train tiny models on the CPU. The test of a trainer is skipped if its library is not installed.
 """
 
 import warnings
@@ -26,7 +27,7 @@ IMAGES = (torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.long))
 
 
 class Callback(MeteredCallback):
-    """A trainer's callback with the least that one has."""
+    """A minimal callback of a training library."""
 
     start_method = "begin"
 
@@ -57,7 +58,7 @@ def trained(batch, *, module=None, steps=2, passes=1, work=lambda: None, **optio
 
 
 def counted(step):
-    """torch's own count."""
+    """Return the FLOP of ``step`` as torch counts them."""
     with FlopCounterMode(display=False) as counter:
         step()
     return counter.get_total_flops()
@@ -97,7 +98,7 @@ def test_a_step_of_an_unknown_model_is_counted_and_those_after_it_are_as_many_fl
     module = torch.nn.Linear(8, 16)
     with pytest.warns(UserWarning, match="no formula for 'Linear': instead, torch counts the FLOP"):
         found = trained(IMAGES, module=module, steps=3, work=lambda: module(torch.zeros(10**5, 8)).sum().backward())
-    # Its input needs no gradient.
+    # One matmul forward and one backward, because the input of the model needs no gradient.
     assert found["tflops"] == 2 * 2 * 10**5 * 8 * 16 / 1e12
     assert found["step_seconds"] == 1
 
@@ -111,7 +112,10 @@ def test_a_formula_without_tokens_gives_way_to_a_count():
 
 
 def test_batches_of_other_sizes_are_counted_until_their_lengths_are_known():
-    """Matmuls with weights and, as in attention, of all pairs of positions."""
+    """Check that mamf counts FLOP again until it can interpolate between lengths.
+
+    The model has matmuls with weights and, as in attention, matmuls whose FLOP grow with the square of the length.
+    """
 
     def work(sound):
         x = torch.zeros(*sound.shape, 64, requires_grad=True)
@@ -127,7 +131,7 @@ def test_batches_of_other_sizes_are_counted_until_their_lengths_are_known():
         callback.train({"input_values": sound}, work=lambda sound=sound: work(sound))
         seen.append(callback.training.compute_figures().get("tflops", 0) * 1e12)
         right.append(counted(lambda sound=sound: work(sound)))
-    # Two were counted, in place of being metered.
+    # torch counted the FLOP of two steps. mamf does not meter such steps, so they have no rate.
     assert seen == [pytest.approx(flop, rel=1e-3) for flop in (0, right[1], 0, *right[3:])]
 
 
@@ -169,7 +173,7 @@ def test_the_output_layer_counts_for_the_tokens_that_it_takes():
 
 
 class Adapted(torch.nn.Module):
-    """As PEFT wraps a layer."""
+    """A frozen linear layer with a trained adapter, like a layer that PEFT has wrapped."""
 
     def __init__(self, width):
         super().__init__()
@@ -181,7 +185,11 @@ class Adapted(torch.nn.Module):
 
 
 class Frozen(torch.nn.Module):
-    """Blocks of two layers. ``frozen``: how many of the blocks are frozen, or all with an adapter in each."""
+    """A model of three blocks with two linear layers each.
+
+    ``frozen``: how many of the blocks are frozen, or ``"adapted"`` to freeze all blocks and add an adapter to each.
+    ``reentrant``: whether checkpointing is reentrant; None for no checkpointing.
+    """
 
     def __init__(self, frozen, reentrant):
         super().__init__()
@@ -206,7 +214,7 @@ class Frozen(torch.nn.Module):
 @pytest.mark.parametrize("frozen", [0, 1, 2, "adapted"])
 @pytest.mark.parametrize("reentrant", [None, True, False])
 def test_frozen_weights_count_as_torch_counts_them(frozen, reentrant, monkeypatch):
-    """With checkpointing as much as without it: nothing that is computed again counts."""
+    """Check that checkpointing does not change the FLOP, because recomputation does not count."""
     model, ids = Frozen(frozen, reentrant), BATCH["input_ids"]
     flops = ModelFlops(weight_count=6 * 8 * 8, layer_count=3, attention_width=0)
     monkeypatch.setattr("mamf.integrations.metered.model_flops", lambda module: flops)

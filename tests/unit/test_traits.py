@@ -1,4 +1,7 @@
-"""Traits that a device's adapter does not know: measured in virtual time, the truth planted."""
+"""Test how mamf measures the traits of a device that its backend does not know.
+
+The simulated devices have known traits, which the measurements must find.
+"""
 
 import json
 import re
@@ -25,7 +28,7 @@ def simulated(monkeypatch):
 
 
 def unknown(physics=None):
-    """A device whose adapter knows nothing of it."""
+    """Return a simulated device whose backend knows neither its traits nor the size of its cache."""
     backend = SimulatedBackend(physics=physics)
     backend.burst_traits, backend.sustained_traits = UNKNOWN
     backend.info = replace(backend.info, cache_bytes=None)
@@ -33,6 +36,7 @@ def unknown(physics=None):
 
 
 def found(**planted):
+    """Measure the traits of a simulated device whose physics has the values in ``planted``."""
     return measure_traits(unknown(Physics(**planted)))
 
 
@@ -51,7 +55,8 @@ def test_a_wake_up_is_found(seconds):
 @pytest.mark.parametrize("seconds", [0.01, 0.033, 0.1])
 def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     measured = found(power_averaging_seconds=seconds)
-    # The controller averages power: 840 W more than idle, of which 590 are allowed.
+    # The load draws 840 W above idle, and the limit is 590 W above idle. The mean power reaches the limit after
+    # log(840 / 250) = 1.21 time constants. A train of launches may take a quarter of this time.
     assert measured.burst_traits.train_seconds == pytest.approx(1.21 * seconds / 4, rel=0.2)
     assert measured.burst_traits.longest_rest_seconds < 1.0
     assert "launches take 18% longer" in texts(measured)
@@ -120,7 +125,7 @@ def test_a_log_gives_the_traits_back():
 
 @pytest.fixture
 def unknown_device(monkeypatch):
-    """The simulated accelerator, as if its adapter knew nothing of it."""
+    """Make the simulated backend not know the traits of its devices, which are slow after a rest."""
     monkeypatch.setattr(SimulatedBackend, "burst_traits", UNKNOWN[0])
     monkeypatch.setattr(SimulatedBackend, "sustained_traits", UNKNOWN[1])
     monkeypatch.setattr(SimulatedBackend, "physics", WAKING)

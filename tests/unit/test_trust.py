@@ -1,4 +1,7 @@
-"""Nothing is imported because a log says so: only what the command line names itself, or an entry point registers."""
+"""Test that mamf imports nothing because a log names it.
+
+mamf imports only code that the command line names or that an entry point registers.
+"""
 
 import json
 import sys
@@ -24,7 +27,7 @@ MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
 SMALL = ["--m", "256", "--n", "256", "--k", "256"]
 ATTENTION = ["--kernel", *KERNELS, "--seq-lens", "512", "--no-ceiling"]
 ANY = ["--operation", "attention", "--kernel", KERNELS[0], "--shapes", "b1h16q512k512d64"]
-#: A command, the options that make its log, and those that resume it.
+#: By name: a command, the options that make its log, and the options that resume this log.
 RUNS = {
     "sweep": (["sweep"], [*SMALL, *MATMUL], MATMUL),
     "find": (["find"], ["--regime", "burst", "--budget", "1s", *MATMUL], MATMUL),
@@ -35,7 +38,7 @@ RUNS = {
 
 @pytest.fixture
 def evil(tmp_path, monkeypatch):
-    """A module that shows that it was imported."""
+    """Provide a module ``evil``. Return a function that says whether it was imported."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "evil.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
     monkeypatch.syspath_prepend(tmp_path / "site")
@@ -45,7 +48,7 @@ def evil(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """The records of a log of each command."""
+    """Return the text of a log of each command."""
     folder, logs = tmp_path_factory.mktemp("made"), {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 4)
@@ -57,7 +60,7 @@ def made(tmp_path_factory):
 
 @pytest.fixture
 def crafted(made, tmp_path):
-    """Put the log of a command here, with something else in its records, and without its end."""
+    """Return a function that writes the log of a command with changed records, and without the last record."""
 
     def craft(name, change):
         records = [json.loads(line) for line in made[name].splitlines()]
@@ -117,7 +120,10 @@ NOT_BESIDE = "is not installed, so the drift of the device is not measured"
 
 
 def of_ceiling(crafted, kernel):
-    """A log whose ceiling names a kernel: the name is what the class calls itself, not what it was asked for as."""
+    """Write a log with a ceiling that was measured with the given kernel.
+
+    A ceiling contains the name that the class of the kernel has, not the path of the class on a command line.
+    """
     crafted("find", lambda record: None)
     found = ceiling(400.0, device="Simulated H100", kernel=kernel)
     with Path("run.jsonl").open("a") as log:

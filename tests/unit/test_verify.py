@@ -1,4 +1,6 @@
-"""mamf verify: what it finds in virtual time, where it says that a fault is, and what it says of a clean run."""
+"""Test ``mamf verify``: which faults it finds on a simulated device, how it locates them, and what it reports after a
+run without faults.
+"""
 
 import dataclasses
 import math
@@ -206,7 +208,7 @@ def test_a_verification_has_no_rates_to_compare_reproduce_or_collect(run):
     ids=["a faulty unit", "a launch in a hundred", "healthy"],
 )
 def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, physics, told):
-    monkeypatch.setattr(SimulatedMatmul, "dtypes", ("bfloat16",))  # its simulated error is above float64's bound
+    monkeypatch.setattr(SimulatedMatmul, "dtypes", ("bfloat16",))  # its simulated error exceeds the bound of float64
     kernels = {"mamf.testing:SimulatedMatmul": SimulatedMatmul()}
     monkeypatch.setattr("mamf.node.device.choose_kernels_to_verify", lambda backend, names: kernels)
     DeviceRun(SimulatedBackend(physics=physics), tmp_path, verify_budget_seconds=0.2)._measure_part("verify")
@@ -215,14 +217,14 @@ def test_a_node_that_verifies_reports_a_wrong_device(tmp_path, monkeypatch, phys
     assert all(each in failure for each, failure in zip(told, device.failures, strict=True))
 
 
-# -- pure --------------------------------------------------------------------------------------------------------------
+# -- without a command -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("wrong", "checked", "expected"), [(0, 5, (0, 0.5218)), (3, 10, (0.0667, 0.6525)), (5, 5, (0.4782, 1))]
 )
 def test_the_range_of_wrong_shares_is_that_of_clopper_and_pearson(wrong, checked, expected):
-    """Figures of R's binom.test."""
+    """Compare with the results of binom.test in R."""
     assert compute_error_rate_interval(wrong, checked) == pytest.approx(expected, abs=1e-4)
 
 
@@ -235,7 +237,7 @@ def test_a_problem_that_is_asked_for_is_verified_again_until_the_budget_ends():
     assert {(row.regime, row.kernel): row.round_number for row in rows} == {
         (regime, kernel.name): 7 for regime in ("spaced", "loaded") for kernel in kernels
     }
-    assert len({row.phase for row in rows}) == len(rows) > 8, "the log keeps each"
+    assert len({row.phase for row in rows}) == len(rows) > 8, "with equal phases, one row would replace another"
     assert count_verified_items(rows)["problems"] == 4
 
 
@@ -261,7 +263,8 @@ def test_the_same_number_is_the_same_problem(kernel):
     assert problems == [draw_problem(device, plan, kernel, number, "spaced") for number in range(1, 30)]
     assert len({problem.dtype for problem, _ in problems}) > 2
     for number, (problem, shape) in enumerate(problems, 1):
-        fewer = make_verify_plan(device, {"a": kernel}, dtypes=[problem.dtype])  # what a failure's command names
+        # The command after "again:" names only this dtype, and must draw the same problem.
+        fewer = make_verify_plan(device, {"a": kernel}, dtypes=[problem.dtype])
         assert draw_problem(device, fewer, kernel, number, "spaced") == (problem, shape)
 
 
@@ -279,7 +282,7 @@ def test_a_share_of_products_is_deep_enough_to_be_divided_along_k(name):
     shapes = [of.draw_random_case(chooser, terms)["shape"] for _ in range(400)]
     deep = [shape.k for shape in shapes if shape.k >= 8192 and max(shape.m, shape.n) <= 512]
     assert 60 < len(deep) < 140
-    assert {12680, 16648, 20488, 24584} < set(deep), "cuBLAS 13.1.0 leaves out terms at each of these"
+    assert {12680, 16648, 20488, 24584} < set(deep), "each K at which cuBLAS 13.1.0 omits terms"
     assert any(k > 32768 for k in deep)
 
 

@@ -1,4 +1,7 @@
-"""A kernel that crashes the process costs its own row; signals and exit codes pass through the process that watches."""
+"""Test the process that watches a run.
+
+A kernel that crashes must cost only its own row, and the watching process must pass on signals and exit codes.
+"""
 
 import json
 import os
@@ -25,7 +28,7 @@ from mamf.logs.run_log import read_run_log
 from mamf.measurement import Measurement
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are watched on Linux only")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mamf watches processes on Linux only")
 HERE = Path(__file__).parent
 STREAMS = {
     "stdin": subprocess.DEVNULL,
@@ -37,7 +40,10 @@ SHAPES = ("--n", "256", "--k", "256", "--time-limit", "0.1s", "--order", "given"
 
 
 def begun(folder, *arguments, kernel="Crashing", backend="mamf.testing:SimulatedBackend", prefix=None, **streams):
-    """A command of mamf in a session of its own: a copy of this process, or a new one that ``prefix`` starts."""
+    """Start a command of mamf in a separate session, and return its process.
+
+    ``prefix``: words before the command, which then runs in a new process; None: run it in a copy of this process.
+    """
     command = (*arguments, "--backend", backend, "--kernel", f"crashing:{kernel}")
     if prefix is None:
         return Command(command, folder)
@@ -51,7 +57,10 @@ def begun(folder, *arguments, kernel="Crashing", backend="mamf.testing:Simulated
 
 
 def ended(process):
-    """Exit code, output, and what was said beside it but for the load of this machine."""
+    """Wait for a process. Return its exit code, its stdout, and the lines of its stderr.
+
+    Leave out warnings, because they depend on the load of this machine.
+    """
     out, err = process.communicate(timeout=LONGEST_SECONDS)
     return process.returncode, out, [line for line in err.splitlines() if " WARN " not in line]
 
@@ -94,7 +103,7 @@ def test_a_kernel_that_crashes_costs_its_own_row(tmp_path, m, name, prefix):
     assert (log.tier, len(log.all_rows)) == ("complete", 3)
     rules = {each.rule for each in review_log(log.path).findings}
     known = {"missing-field", "simulated", "wide-interval", "equal-samples", "busy-machine"}
-    assert rules <= known, "a crash is no fault of the log"
+    assert rules <= known, "a crash must not make the log break other rules"
     before = launched(tmp_path)
     assert before[m] == 1
     assert ended(begun(tmp_path, "sweep", "--resume", "log.jsonl"))[0] == 0
@@ -199,7 +208,7 @@ def test_the_row_of_a_lost_device_is_logged_where_nobody_watches(run):
 
 
 def waiting(folder, *prefix, **streams):
-    """A sweep with a finished row, in a launch that lasts until a signal comes."""
+    """Start a sweep, and return its process when it has finished a row and the next launch waits for a signal."""
     command = ("sweep", "--m", "256", "512", "1024", *SHAPES, "--output", "log.jsonl")
     process = begun(folder, *command, kernel="Waiting", prefix=prefix or None, **streams)
     while not (folder / "waits").exists():
@@ -213,7 +222,7 @@ def child_of(process):
 
 
 def is_running(process):
-    """Not so for a process that has ended, even if nobody has asked for its exit code yet."""
+    """Return whether a process is running. A zombie, which has ended but was not waited for, is not running."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -233,7 +242,7 @@ def test_a_signal_ends_the_run_with_the_best_so_far(tmp_path, number, send):
 
 
 def mask(process, name):
-    """A set of signals of a process, as the system has it."""
+    """Return a set of signals of a process, such as SigIgn, as a bit mask from /proc."""
     status = Path(f"/proc/{process}/status").read_text()
     return int(status.partition(f"{name}:")[2].split()[0], 16)
 
@@ -257,7 +266,7 @@ def test_a_run_under_nohup_ignores_that_its_terminal_hangs_up(tmp_path):
 
 @pytest.mark.emulated
 def test_a_terminal_that_hangs_up_ends_the_run_with_its_summary(tmp_path):
-    """The first process of a session is told alone, and nothing can be printed any more."""
+    """Close the terminal: only the first process of the session gets SIGHUP, and nothing can be printed any more."""
     ours, its = os.openpty()
     process = waiting(tmp_path, "setsid", "--ctty", stdin=its, stdout=its, stderr=its, start_new_session=False)
     os.close(its)
@@ -302,7 +311,7 @@ def test_one_event_that_arrives_twice_is_one(monkeypatch):
         assert ends == [130]
 
 
-# -- what is watched ---------------------------------------------------------------------------------------------------
+# -- watched commands --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A simulated device with two queues that slow each other by planted shares, for tests in virtual time."""
+"""Simulate a device with two queues that slow each other down by known shares, in virtual time."""
 
 from typing import ClassVar
 
@@ -16,7 +16,10 @@ SIMULATED = {
 
 
 class Job:
-    """``ready``: when the host queued it. ``after``: what must have ended before it."""
+    """A launch, a mark, or a wait for the other queue. Only launches take time.
+
+    ``ready``: the time at which the host queued the job. ``after``: the jobs that must end before this job starts.
+    """
 
     def __init__(self, ready, seconds, after):
         self.ready, self.left, self.after, self.end = ready, seconds, after, None
@@ -45,7 +48,10 @@ class Aside(SecondQueue):
 
 
 class TwoQueues(SimulatedBackend):
-    """``kept``: the share of its rate that each queue keeps while both run."""
+    """A simulated device with a main queue, ``OWN``, and a second queue, ``ASIDE``.
+
+    ``kept``: the share of its usual rate that each queue keeps while both queues run.
+    """
 
     kept: ClassVar = {OWN: 0.84, ASIDE: 0.71}
 
@@ -89,7 +95,7 @@ class TwoQueues(SimulatedBackend):
         self.host_time = max(self.host_time, self.time)
 
     def resolve(self):
-        """Run all that is queued."""
+        """Run all queued jobs and set their end times."""
         while any(self.queued.values()):
             heads = {name: jobs[0] for name, jobs in self.queued.items() if jobs and jobs[0].may_start()}
             running = {name: job for name, job in heads.items() if job.ready <= self.time}
@@ -108,7 +114,10 @@ class TwoQueues(SimulatedBackend):
 
 
 class SimulatedPair(WorkPairKernel):
-    """``kernels``: by operation, those in place of the simulated ones."""
+    """A pair of simulated kernels, one for each queue.
+
+    ``kernels``: by operation, kernels to use instead of the usual simulated ones.
+    """
 
     def __init__(self, **kernels):
         self.chosen = {**SIMULATED, **kernels}

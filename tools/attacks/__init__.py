@@ -1,1 +1,1 @@
-"""What is done to mamf on purpose, seeded: damaged logs, bad command lines, kills, inputs without bound, secrets."""
+"""Attack mamf with seeded random inputs: damaged logs, odd command lines, killed runs and inputs of unlimited size."""

@@ -1,4 +1,4 @@
-"""Run a command of mamf in this process, and count exceptions that escape, hangs and faults in what it prints."""
+"""Run commands of mamf in this process. Count the exceptions that escape, the hangs and the faults in the output."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from typing import NamedTuple
 from mamf.cli import main
 from mamf.errors import RUN_ENDING_EXCEPTIONS
 
-#: Of the processor; a machine that is busy with other things is given longer by the clock.
+#: A command hangs if it uses more CPU time than the first limit, or more wall-clock time than the second. The second is
+#: longer because the machine may be busy with other work.
 HANG_SECONDS, HANG_SECONDS_BY_THE_CLOCK = 10.0, 60.0
 EXIT_CODES = (0, 1, 2, 3, 130)
-#: A module that logs and options name and that nothing may import.
+#: A module that damaged logs name as a kernel. mamf must not import it.
 FORBIDDEN = "attacks.never_imported"
-#: Said of every log that a kill cut off, before whatever else there is to say.
+#: The end of the line that mamf prints for a log whose last line is incomplete. Any other message follows this line.
 _NOTICE = "is incomplete and ignored"
 _NULL = os.open(os.devnull, os.O_WRONLY)
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
-#: Columns of the table that must be 0.
+#: The kinds of faults. These columns of the table must be 0.
 FAULTS = ("lost", "twice", "tracebacks", "hangs", "other")
 _COLUMNS = ("inputs", "calls", "kills", *FAULTS)
 _MOST_EXAMPLES, _NAME = 40, re.compile(r"'[^']*'|\S*\d\S*|\S+\.jsonl\S*")
@@ -37,12 +38,18 @@ _MOST_EXAMPLES, _NAME = 40, re.compile(r"'[^']*'|\S*\d\S*|\S+\.jsonl\S*")
 
 @dataclass
 class Counts:
-    """Of one attack. ``other``: faults that are no row lost or repeated, no traceback and no hang."""
+    """The counts of one attack.
+
+    - ``of``: the number of inputs, calls, kills and faults, by column of the table. The column ``other`` counts the
+      faults that are not lost or repeated rows, tracebacks or hangs.
+    - ``codes``: how often each exit code occurred; None if the command was killed or an exception escaped.
+    """
 
     name: str
     of: Counter[str] = field(default_factory=Counter)
     codes: Counter[int | None] = field(default_factory=Counter)
-    #: By what is wrong, names and numbers left out: one of each says more than many of the first.
+    #: One example of each fault, by its message without names and numbers. Without these keys, many examples of the
+    #: first fault would leave no room for others.
     examples: dict[str, str] = field(default_factory=dict)
 
     def fault(self, kind: str, where: str, what: str, number: int = 1) -> None:
@@ -56,22 +63,22 @@ class Counts:
 
 
 def table(attacks: Iterable[Counts]) -> str:
-    """A row an attack, as markdown."""
+    """Return a Markdown table with one row for each attack."""
     rows = [("attack", *_COLUMNS), ("-", *["-:"] * len(_COLUMNS))]
     rows += [(counts.name, *(f"{counts.of[column]:,}" for column in _COLUMNS)) for counts in attacks]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
 class Killed(BaseException):
-    """Stands for the end of a process in virtual time: no handler of mamf's may see it."""
+    """An exception that stands for the end of a process in virtual time. mamf must not handle it."""
 
 
 class _Hang(Killed):
-    """Raised in a command that takes too long."""
+    """The exception that ends a command which takes too long."""
 
 
 class _Captured(io.StringIO):
-    """Text output with a descriptor, which mamf redirects when the reader is gone."""
+    """A text buffer with a file descriptor, because mamf redirects the descriptor of stdout after a failed write."""
 
     def fileno(self) -> int:
         return _NULL
@@ -81,7 +88,7 @@ RUN_ENDING_EXCEPTIONS.append(Killed)
 
 
 class Ended(NamedTuple):
-    """How a command ended. ``code`` is None where it was killed or an exception escaped it."""
+    """The exit code and the output of a command. ``code``: None if it was killed or an exception escaped."""
 
     code: int | None
     out: str
@@ -89,7 +96,7 @@ class Ended(NamedTuple):
 
 
 def call(arguments: Sequence[str], counts: Counts) -> Ended:
-    """Run a command, and count what is wrong with how it ends."""
+    """Run a command in this process, and add its faults to ``counts``."""
     command = shlex.join(["mamf", *arguments])[:500]
     code: int | None = None
     with contextlib.redirect_stdout(_Captured()) as out, contextlib.redirect_stderr(_Captured()) as err:
@@ -101,7 +108,7 @@ def call(arguments: Sequence[str], counts: Counts) -> Ended:
         except Killed as end:
             if isinstance(end, _Hang):
                 counts.fault("hangs", command, "hung")
-        except BaseException as error:  # what escapes is what is sought
+        except BaseException as error:  # The attacks look for any exception that escapes.
             counts.fault("tracebacks", command, _where(error))
         ended = Ended(code, out.getvalue(), err.getvalue())
     counts.of["calls"] += 1
@@ -113,7 +120,7 @@ def call(arguments: Sequence[str], counts: Counts) -> Ended:
 
 
 def _faults(ended: Ended) -> Iterator[str]:
-    """What is wrong with the output of a command that was not killed."""
+    """Yield a message for each fault in the exit code and the output of a command that was not killed."""
     if ended.code not in EXIT_CODES:
         yield f"exit code {ended.code}"
     if found := _CONTROL.search(ended.out + ended.err):
@@ -128,7 +135,7 @@ def _faults(ended: Ended) -> Iterator[str]:
 
 
 def _where(error: BaseException) -> str:
-    """Describe an exception and where it was raised: the function tells one kind from another."""
+    """Describe an exception and the innermost function of mamf in its traceback, so that different faults differ."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}mamf{os.sep}" in frame.filename] or frames
     return f"{type(error).__name__} in {Path(own[-1].filename).stem} {own[-1].name}: {str(error)[:300]}"
@@ -136,7 +143,7 @@ def _where(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _limited() -> Iterator[None]:
-    """Raise _Hang in a command that takes too long."""
+    """Raise _Hang in the body of the ``with`` statement if it takes too long."""
 
     def on_alarm(number: int, frame: FrameType | None) -> None:
         raise _Hang

@@ -1,6 +1,6 @@
-"""Faults around a run: it is ended anywhere, its disk is full, or another program changes its log.
+"""Attack runs that measure: end them at any point, fill their disk, or change their logs from another program.
 
-A run is resumed until it is complete. No row may be lost or measured twice, and nothing escapes.
+Each run is resumed until it is complete. It must not lose a row or measure it twice, and no exception may escape.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_FAULTS_OF_A_RUN, _MOST_RESUMPTIONS, _HANG_SECONDS = 6, 30, 60.0
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return what a reader takes from a log; nothing without a log."""
+    """Return the complete lines of a log, which are the lines that mamf reads. If the file is missing, return none."""
     data = path.read_bytes() if path.is_file() else b""
     return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
@@ -50,12 +50,14 @@ def is_complete(path: Path) -> bool:
 
 
 def _count_missing(before: list[bytes], after: list[bytes]) -> int:
-    """Count the lines that are no longer where they were."""
+    """Count the lines of ``before`` that are missing from ``after`` or have moved."""
     return sum(1 for number, line in enumerate(before) if after[number : number + 1] != [line])
 
 
 def judge(run: Run, path: Path, whole: Path, counts: Counts) -> None:
-    """Compare a log that was ended and resumed with an undisturbed one."""
+    """Compare the log of a run that was disturbed and resumed with ``whole``, the log of the same run without faults.
+    Add each difference to ``counts``.
+    """
     expected, found = Counter(_steps(whole)), Counter(_steps(path))
     if twice := sum((found - expected).values()) if not run.is_search else sum(found.values()) - len(found):
         counts.fault("twice", run.name, f"{twice} rows too many, such as {(found - expected).most_common(1)}", twice)
@@ -63,7 +65,8 @@ def judge(run: Run, path: Path, whole: Path, counts: Counts) -> None:
         counts.fault("lost", run.name, f"{lost} rows were never measured", lost)
     if _ceilings(path) != _ceilings(whole):
         counts.fault("other", run.name, f"ceilings of {_ceilings(path)}, not of {_ceilings(whole)}")
-    # Each process has the simulated device scatter in the same way: equal samples are no copy here.
+    # In real logs, equal samples mean that rows were copied. But the simulated device repeats the same noise in each
+    # process, so a resumed run may contain equal samples.
     usual = {"equal-samples", *(finding.rule for finding in review_log(whole).findings)}
     for finding in review_log(path).findings:
         if not finding.is_warning and finding.rule not in usual:
@@ -72,7 +75,9 @@ def judge(run: Run, path: Path, whole: Path, counts: Counts) -> None:
 
 
 def _steps(path: Path) -> Iterator[str]:
-    """Yield what a resumed run does not measure again; it measures references again on purpose."""
+    """Yield a key for each row that a resumed run must not measure again. On purpose, it repeats references and rows
+    that failed or ran out of memory.
+    """
     for row in records(path):
         if row["record"] == "measurement" and not row["is_reference"] and row["status"] not in TRANSIENT_STATUSES:
             names = ("operation", "problem", "shape", "kernel", "regime", "phase", "round")
@@ -80,7 +85,7 @@ def _steps(path: Path) -> Iterator[str]:
 
 
 def _ceilings(path: Path) -> set[str]:
-    """Return what the last run of a log found ceilings of."""
+    """Return the problem and the regime of each ceiling that was written after the log was last resumed."""
     last = b"".join(whole_lines(path)).rpartition(b'{"record": "resume"')[2].splitlines()
     found = (json.loads(line) for line in last if line.startswith(b'{"record": "ceiling"'))
     return {json.dumps([ceiling.get("problem"), ceiling["regime"]]) for ceiling in found}
@@ -109,14 +114,14 @@ def _replace(path: Path, random: Random) -> None:
 
 
 def _resize(path: Path, random: Random) -> None:
-    """Cut a log, or extend it."""
+    """Cut a log short, or extend it with zero bytes."""
     os.truncate(path, int(random.choice((0.0, random.random(), 1.1)) * path.stat().st_size))
 
 
 _kill, _fill_disk = _raise(Killed()), _raise(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-#: What ends a run.
+#: The faults that end a run.
 ENDS = (_kill, _fill_disk, *map(_signal, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)))
-#: What another program does to the log of a run, which goes on.
+#: The changes that another program makes to the log. After them, the run continues and writes a new log.
 CHANGES: tuple[Fault, ...] = (
     *(_replace, _resize),
     lambda path, random: path.unlink(),
@@ -126,18 +131,19 @@ CHANGES: tuple[Fault, ...] = (
 
 
 class Met(NamedTuple):
-    """How a command ended, and the fault that it met, if any."""
+    """The end of a command, and the fault that occurred while it ran; None if no fault occurred."""
 
     ended: Ended
     fault: Fault | None = None
 
 
-#: Runs a command that writes a log: the command, the log, the undisturbed log or None for no fault, chance and counts.
+#: A function that runs a command while a fault occurs. Its parameters are the command, the path of the log that the
+#: command writes, the log of the same run without faults (None: cause no fault), a random generator, and the counts.
 Execute = Callable[[Sequence[str], Path, Path | None, Random, Counts], Met]
 
 
 def _attack(counts: Counts, runs: Sequence[Run], execute: Execute, folder: Path, random: Random, count: int) -> Counts:
-    """Disturb runs ``count`` times."""
+    """Disturb randomly chosen runs until ``count`` faults have occurred, and judge the log of each run."""
     whole = {run.name: folder / f"{run.name}-whole.jsonl" for run in runs}
     while counts.of["kills"] < count:
         run, own = random.choice(runs), folder / str(counts.of["inputs"])
@@ -154,11 +160,13 @@ def _attack(counts: Counts, runs: Sequence[Run], execute: Execute, folder: Path,
 
 
 def survive(run: Run, folder: Path, whole: Path, execute: Execute, random: Random, counts: Counts) -> Path | None:
-    """Disturb a run again and again, then let it end. Return its log; None after a fault."""
+    """Disturb and resume a run several times, then let it finish. Return the path of its log, or None if the run lost
+    its log or could not be completed.
+    """
     faults, path = random.randint(1, _MOST_FAULTS_OF_A_RUN), folder / "log.jsonl"
     for attempt in range(_MOST_RESUMPTIONS):
         before = whole_lines(path)
-        if not before:  # nothing to resume
+        if not before:  # There is no complete header yet, so start a new run.
             path = folder.with_name(f"{folder.name}-{attempt}") / "log.jsonl"
             path.parent.mkdir()
         command = run.resumed(path) if before else run.new(path)
@@ -167,7 +175,7 @@ def survive(run: Run, folder: Path, whole: Path, execute: Execute, random: Rando
         if fault in CHANGES:
             if ended.code != 1:
                 counts.fault("other", run.name, f"ended with {ended.code} after its log was changed: {ended.err}")
-            if "before the first measurement" in ended.err:  # no row to lose
+            if "before the first measurement" in ended.err:  # The log has no rows, so none can be lost.
                 path = Path()
                 continue
             path = Path((re.findall(r"^log: (.*)$", ended.out + ended.err, re.MULTILINE) or [""])[-1])
@@ -176,7 +184,8 @@ def survive(run: Run, folder: Path, whole: Path, execute: Execute, random: Rando
                 return None
         elif gone := _count_missing(before, whole_lines(path)):
             counts.fault("lost", run.name, f"resuming it took {gone} records away", gone)
-        if fault is _kill and path.is_file() and random.random() < 0.5:  # the machine lost power
+        # In half of these cases, simulate a power failure: cut off a random part of what this command wrote.
+        if fault is _kill and path.is_file() and random.random() < 0.5:
             size = path.stat().st_size
             os.truncate(path, random.randint(min(len(b"".join(before)), size), size))
         if ended.code == 2:
@@ -192,7 +201,7 @@ def survive(run: Run, folder: Path, whole: Path, execute: Execute, random: Rando
 
 
 def attack_runs(folder: Path, random: Random, count: int) -> Counts:
-    """Disturb runs in virtual time, at a launch or at a write."""
+    """Disturb runs in virtual time. Each fault occurs at a random launch or at a random write to the log."""
     launches: dict[Path, int] = {}
 
     def execute(command: Sequence[str], path: Path, whole: Path | None, random: Random, counts: Counts) -> Met:
@@ -221,7 +230,7 @@ def attack_runs(folder: Path, random: Random, count: int) -> Counts:
 
 @contextlib.contextmanager
 def at_a_write(due: int, random: Random, meet: Callable[[], None]) -> Iterator[None]:
-    """Call ``meet`` before a record, within it or after it."""
+    """Call ``meet`` before, during or after the write number ``due``, counted from 0."""
     share = random.choice((0.0, random.random(), 1.0))
     numbers, real = itertools.count(), os.write
 
@@ -238,13 +247,13 @@ def at_a_write(due: int, random: Random, meet: Callable[[], None]) -> Iterator[N
 
 # -- real processes ----------------------------------------------------------------------------------------------------
 
-#: Runs that take a second or so.
+#: The runs for the attack on real processes. Each takes about a second.
 PROCESSES = (
     Run("sweep", ("sweep", *BACKEND, *MATMUL), "--m-range 0 12800 64 --n 1024 --k 1024"),
     Run("bandwidth", ("bandwidth", *BACKEND, *BANDWIDTH), "--pattern copy read write triad"),
     Run("find", ("find", *BACKEND, *MATMUL), "--regime burst --budget 2s", is_search=True),
 )
-#: Signals, and the faults that they are.
+#: The signals that end processes, each with the fault that stands for it in ``Met``.
 ENDS_OF_PROCESSES = {signal.SIGKILL: _kill, **{each: _signal(each) for each in (signal.SIGINT, signal.SIGTERM)}}
 
 
@@ -255,12 +264,14 @@ def start(command: Sequence[str]) -> subprocess.Popen[str]:
 
 
 def attack_processes(folder: Path, random: Random, count: int) -> Counts:
-    """Kill, interrupt and terminate real processes."""
+    """Disturb real processes with SIGKILL, SIGINT and SIGTERM."""
     return _attack(Counts("killed processes"), PROCESSES, _execute_process, folder, random, count)
 
 
 def _execute_process(command: Sequence[str], path: Path, whole: Path | None, random: Random, counts: Counts) -> Met:
-    """Run a process, and kill it some time after its log grew. Count what is wrong with its end."""
+    """Run a command in a real process, and count hangs and tracebacks. If ``whole`` is not None, send a random signal
+    up to 0.3 s after the log has grown.
+    """
     size, process, fault = path.stat().st_size if path.exists() else 0, start(command), None
     if whole:
         deadline = time.monotonic() + _HANG_SECONDS

@@ -1,4 +1,4 @@
-"""Honest logs of a simulated device, one of each kind, to be damaged, compared with and killed."""
+"""Define the runs that the attacks disturb, and make undamaged logs of them on the simulated device."""
 
 from __future__ import annotations
 
@@ -21,16 +21,19 @@ MATMUL, ATTENTION, BANDWIDTH = (
     ("--kernel", f"mamf.testing:Simulated{operation}") for operation in ("Matmul", "Attention", "Bandwidth")
 )
 LEGACY = "imported"
-# In the usual thirty seconds nearly all launches would be warm-up, and few kills would fall between rows.
+# The warm-up of the classic regime. With the default of 30 s, nearly all launches would be warm-up, and few faults
+# would occur between rows.
 _WARMUP_SECONDS = 0.1
 _LEGACY_LOG = Path(__file__).parents[2] / "results/nvidia-h200/mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
 
 
 @dataclass(frozen=True)
 class Run:
-    """A measuring command. ``begin``: its name and what it needs when it is resumed too; ``what``: what it measures.
+    """A command that measures.
 
-    ``is_search``: which shapes it measures depends on what it read.
+    - ``begin``: the command and the options that it also needs when it resumes a log.
+    - ``what``: the options that define what it measures. A resumed run reads them from its log.
+    - ``is_search``: whether the rates that it measures decide which shapes it measures next.
     """
 
     name: str
@@ -64,7 +67,10 @@ RUNS = (
 
 
 def make(folder: Path) -> dict[str, Path]:
-    """Make a log of each run, and copy an imported one. Raises RuntimeError where honest work fails."""
+    """Make a log of each run in RUNS, and copy an imported log of mamf-finder. Return the paths by name.
+
+    Raises RuntimeError if a run fails.
+    """
     counts, logs = Counts("honest"), {LEGACY: folder / f"{LEGACY}.jsonl"}
     shutil.copy(_LEGACY_LOG, logs[LEGACY])
     for run in RUNS:
@@ -77,7 +83,9 @@ def make(folder: Path) -> dict[str, Path]:
 
 @contextlib.contextmanager
 def little_work() -> Iterator[None]:
-    """Searches of a coarse grid, a short warm-up of classic, and nobody waits to see how busy the host is."""
+    """Shorten all runs: search a coarse grid, shorten the warm-up of the classic regime, and do not wait to measure how
+    busy the host is.
+    """
 
     def short(*arguments: Any, **options: Any) -> Any:
         (plan, kernels), sizes = plan_search(*arguments, **options), (4096, 8192)
@@ -86,7 +94,8 @@ def little_work() -> Iterator[None]:
 
     with (
         mock.patch("psutil.cpu_percent", lambda interval: 3.0),
-        # Modules that import it by name, first: one that is imported later would keep the substitute.
+        # First patch the modules that import plan_search by name, then the module that defines it. In the other order,
+        # a module that is only imported here would import the substitute, and keep it.
         mock.patch("mamf.cli.ceilings.plan_search", short),
         mock.patch("mamf.node.device.plan_search", short),
         mock.patch("mamf.api.measuring.plan_search", short),

@@ -1,4 +1,4 @@
-"""Inputs that nobody should give mamf: damaged logs, odd command lines, and files that take memory without bound."""
+"""Give mamf bad inputs: damaged logs, odd command lines, and files of unlimited size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from mamf.cli.parser import CommandParser
 
 # -- odd values --------------------------------------------------------------------------------------------------------
 
-#: Written into JSON as they are, because json.dumps refuses to write them.
+#: Values that json.dumps cannot write, or writes in another form. ``edit`` writes a placeholder in their place, such as
+#: "@nan@", and then replaces this text.
 _RAW = {'"@nan@"': "NaN", '"@huge@"': "1e400", '"@minus@"': "-Infinity", '"@digits@"': "9" * 5000, '"@zero@"': "-0"}
 _RAW['"@deep@"'] = "[" * 20_000 + "]" * 20_000
 _TEXTS = ["", " ", "text", "nan", "\x1b[31mred\x1b[0m", "\x07\x08\r\n", "\u202egnp.exe", "\ud800", "x" * 5000]
@@ -32,10 +33,10 @@ _TEXTS += ["=1+1", "<b>", "![i](u)", "|", "$x^$", "%s{}", "../../x", "/dev/null"
 _TEXTS += ["名", "½", "١٢"]
 _INTEGERS = (-1, 0, 2**53 + 1, 2**63, 10**30, 10**300)
 _NESTED = ([], {}, [[]], ["a"], [1e308] * 3, {"a": 1}, {"m": 10**300, "n": 1, "k": 1})
-#: Values of a field in a log.
+#: The values that ``edit`` writes into the fields of a log.
 _VALUES: tuple[Any, ...] = (None, True, False, *_INTEGERS, 1.5, 5e-324, 1e308, -1e308, *_TEXTS, *_NESTED)
 _VALUES += (f"{FORBIDDEN}:Kernel", *(raw.strip('"') for raw in _RAW))
-#: Words on a command line: numbers, names, shapes and fields of a problem.
+#: The words for command lines: numbers, names, shapes and fields of a problem.
 _NUMBERS = "-1 0 1 2 256 007 1.5 -0 +1 1_000 inf -inf 1e3 1e400 0x10 10% 0.1% 0% 100% 1s 0s 0.001s 5m -5m 1e3s all"
 _NAMES = "cpu:0 torch.mm simulated.mm burst bf16 fp8 int8 float32,int8 ../x:Y os:system mamf.backend:Backend -- - -x"
 _NAMES += " mamf.testing:SimulatedBackend mamf.testing:SimulatedMatmul mamf.testing:SimulatedMatmul[3] --bad @x"
@@ -61,7 +62,7 @@ _RANGES = (
 
 # -- damaged logs ------------------------------------------------------------------------------------------------------
 
-#: A picture takes as long to draw as all else.
+#: Draw every hundredth log only, because drawing takes as long as all other commands together.
 DRAWN_EVERY = 100
 
 
@@ -73,14 +74,16 @@ def flip(random: Random, data: bytes) -> bytes:
 
 
 def lose(random: Random, data: bytes) -> bytes:
-    """Lose the end, or a block that never reached the disk before the power went."""
+    """Remove the end or a block of a log, or fill it with zeros. A power failure does this to data that has not yet
+    reached the disk.
+    """
     begin = random.randrange(len(data))
     end = min(len(data), begin + random.choice((1, 100, 512, 4096, len(data), len(data))))
     return data[:begin] + random.choice((b"\0" * (end - begin), b"")) + data[end:]
 
 
 def rewrite(random: Random, data: bytes) -> bytes:
-    """Change a whole file as editors and consoles do."""
+    """Change the line ends or the encoding of a whole file, as editors and consoles do, or repeat the file."""
     changed = [data.replace(b"\n", end) for end in (b"\r\n", b"\n\n", b"")]
     changed += [b"\xef\xbb\xbf" + data, data.decode().encode("utf-16"), data.rstrip(b"\n")]
     return random.choice([*changed, data + b"\n \t\n", data + data])
@@ -97,10 +100,11 @@ def reorder(random: Random, data: bytes) -> bytes:
 
 
 def edit(random: Random, data: bytes) -> bytes:
-    """Replace, remove, add or scale values; write a key twice."""
+    """Replace, remove, add or scale values in a few records, or write a key twice in one record."""
     lines = data.decode().splitlines()
     for _ in range(random.choice((1, 1, 1, 2, 5))):
-        # Headers and summaries are few, and most of what is read of a log.
+        # Change the header or the summary half of the time: a log has only one of each, but mamf reads most of its
+        # fields from them.
         number = random.choice((0, len(lines) - 1, random.randrange(len(lines)), random.randrange(len(lines))))
         record = json.loads(lines[number])
         holder, name = random.choice(list(_places(record)))
@@ -137,7 +141,7 @@ DAMAGES = (lose, lose, flip, rewrite, reorder, *[edit] * 6)
 
 
 def attack_logs(logs: dict[str, Path], folder: Path, random: Random, count: int) -> Counts:
-    """Give damaged logs to every command that reads one; none may change them."""
+    """Run every command that reads logs on damaged logs. No command may change a log."""
     counts, path = Counts("damaged logs"), folder / "damaged.jsonl"
     begins = {run.name: run.begin for run in RUNS}
     for number in range(count):
@@ -150,7 +154,7 @@ def attack_logs(logs: dict[str, Path], folder: Path, random: Random, count: int)
         call(["compare", *random.sample([str(path), str(logs[name])], 2), "--format", form, "--anyway"], counts)
         call(["results", "check", str(path), *random.choice(([], ["--format", "json"]))], counts)
         if name != LEGACY:
-            # Without a backend or a kernel on the command line, the log's own are looked up.
+            # In half of the cases, name no backend and no kernel, so that mamf looks up those that the log names.
             begin = random.choice((begins[name], begins[name][: begins[name].index("--backend")]))
             call([*begin, "--resume", str(path), "--dry-run"], counts)
         if number % DRAWN_EVERY == 0:
@@ -163,7 +167,8 @@ def attack_logs(logs: dict[str, Path], folder: Path, random: Random, count: int)
 
 # -- odd command lines -------------------------------------------------------------------------------------------------
 
-#: What is typed before a command's options, and the kernel that it may measure.
+#: The words that begin a command line, each with the option for the simulated kernel; empty if the command does not
+#: measure.
 _COMMANDS: dict[str, tuple[str, ...]] = {
     "sweep": MATMUL,
     "find": MATMUL,
@@ -177,7 +182,9 @@ _FILES = "folder folder/x.jsonl empty binary loop missing missing/x.png new.png 
 
 
 def attack_command_lines(logs: dict[str, Path], folder: Path, random: Random, count: int) -> Counts:
-    """Give the options of each command odd values. They end in a dry run, or in a budget of virtual time."""
+    """Run commands with odd values of their options. Commands that measure make a dry run, or have a short budget of
+    virtual time.
+    """
     counts = Counts("odd command lines")
     files = [*_files(folder), *map(str, logs.values())]
     parsers = {name: list(_parsers(name)) for name in _COMMANDS}
@@ -203,7 +210,9 @@ def _files(folder: Path) -> list[str]:
 
 
 def _parsers(begin: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
-    """Yield a command's parser with what is typed for it, or those of its actions."""
+    """Yield the parser of a command, or the parsers of its subcommands if it has any. Each comes with the words that
+    select it on the command line.
+    """
     parser = CommandParser(prog=begin)
     parser.command_words = begin.split()
     importlib.import_module(f"mamf.cli.commands.{get_module_name(parser.command_words[0])}").add_options(parser)
@@ -228,7 +237,7 @@ def _command_line(
         line += [f"{flag}={values[0]}", *values[1:]] if values and random.random() < 0.3 else [flag, *values]
     if random.random() < 0.03:
         line.append(random.choice(("--no-such-option", "--ouput=x", "extra", "-5", "")))
-    if kernel:  # keep it from this machine's devices, and from taking long
+    if kernel:  # Measure on the simulated device, and only briefly.
         given = {word.partition("=")[0] for word in line}
         for option in (BACKEND, kernel):
             line += () if given & {option[0], "--resume"} else option
@@ -246,13 +255,13 @@ def _values(action: argparse.Action, files: list[str], random: Random) -> list[s
     return [random.choice(known if known and random.random() < 0.7 else random.choice(_WORDS)) for _ in range(count)]
 
 
-# -- files without bound -----------------------------------------------------------------------------------------------
+# -- files of unlimited size -------------------------------------------------------------------------------------------
 
-#: Bytes of a packed file when it is unpacked.
+#: The size of the file that ``_bomb`` makes, after it is decompressed.
 BOMB_BYTES = 400 << 20
 _ROW = "1 | 1.0(mean) 1.0(median) 1.0(max) @ 256x1024x4096 | best: 1.0(mean) TFLOPS\n"
 _END = "Tried 3 shapes => the best outcomes were:\nmean: 300.5 TFLOPS @ 512x1024x4096 (MxNxK)\n"
-#: Text of mamf-finder logs, which is repeated.
+#: Parts of mamf-finder logs. ``_repeat`` repeats one of them until it has 0.5 to 2 MiB.
 _PIECES = {
     "device lines": f"** Platform/Device info:\nLinux 5\n_CudaDeviceProperties(name='NVIDIA H100', {'a' * 3900})\n",
     "brackets": f"(a{'=' * 3900}\n",
@@ -309,13 +318,15 @@ def _many_texts(records: Records, row: dict[str, Any], random: Random) -> None:
 
 
 def _read(path: Path, folder: Path, counts: Counts) -> None:
-    """Read a log in each way that goes through all of it."""
+    """Run the commands that read a whole log."""
     for command in (f"show {path}", f"results check {path}", f"results submit {path} --dry-run --results {folder}"):
         call(command.split(), counts)
 
 
 def _change(change: Callable[..., None], sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
-    """Read a log that was changed: ``change`` is given all records, a measured row among them, and chance."""
+    """Change the log of a sweep, and read it. ``change``: a function that gets all records, one row that was measured
+    successfully, and a random generator.
+    """
     records = [json.loads(line) for line in sweep.read_text().splitlines()]
     change(records, next(record for record in records if record.get("status") == "ok"), random)
     path = folder / "run.jsonl"
@@ -330,7 +341,7 @@ def _endless(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
 
 
 def _pipes(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
-    """Give pipes that nobody writes to, where files are due."""
+    """Pass pipes to commands that expect files or folders. No process writes to these pipes."""
     pipe = folder / "card" / "pipe.jsonl"
     pipe.parent.mkdir()
     os.mkfifo(pipe)
@@ -341,7 +352,7 @@ def _pipes(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
 
 
 def _endless_pipe(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
-    """Show a pipe whose writer never stops."""
+    """Run ``mamf show`` on a pipe while a thread writes to it without end."""
     pipe = folder / "pipe.jsonl"
     os.mkfifo(pipe)
     piece = random.choice((b"\0", b"x\n", b'{"record": "header"}\n')) * 50_000
@@ -357,7 +368,8 @@ def _endless_pipe(sweep: Path, folder: Path, random: Random, counts: Counts) -> 
     writer.join()
 
 
-#: Each is given an honest sweep, a folder, chance and counts.
+#: The kinds of inputs. Each function gets the log of an undamaged sweep, an empty folder, a random generator, and the
+#: counts.
 UNBOUNDED: dict[str, Callable[[Path, Path, Random, Counts], None]] = {
     **{f"import of {name}": partial(_import, partial(_repeat, piece)) for name, piece in _PIECES.items()},
     "a packed file of much": partial(_import, _bomb),
@@ -373,7 +385,9 @@ UNBOUNDED: dict[str, Callable[[Path, Path, Random, Counts], None]] = {
 
 
 def attack_resources(logs: dict[str, Path], folder: Path, random: Random, count: int) -> Counts:
-    """Give inputs without bound, every kind in turn: each is read or refused within the seconds of a hang."""
+    """Give mamf inputs of unlimited size, each kind in turn. mamf must read or refuse each of them before it counts as
+    hung (HANG_SECONDS).
+    """
     counts = Counts("inputs without bound")
     for number in range(count):
         kind, own = list(UNBOUNDED)[number % len(UNBOUNDED)], folder / str(number)

@@ -1,1 +1,1 @@
-"""Named by crafted logs: that a log can have this imported is a fault, whatever it would do."""
+"""A module that damaged logs name as a kernel. mamf must not import it, because a log could then run any code."""

@@ -1,1 +1,1 @@
-"""Pages of every kind made from logs, and a Chromium to open them in: for tests/browser and tools/screenshots.py."""
+"""Make pages of every kind from logs, and open them in Chromium: for tests/browser and tools/screenshots.py."""

@@ -1,4 +1,4 @@
-"""Debian's Chromium without a window, driven by the chromedriver of the same package. Nothing is downloaded."""
+"""Run Debian's Chromium without a window, controlled by Debian's chromedriver. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: Widths in pixels that pages are looked at.
+#: The widths of the window on a phone and on a laptop, in pixels.
 PHONE, LAPTOP = 390, 1280
 _HEIGHT = 800
-#: Of a picture.
+#: The maximum height of a picture, in pixels.
 _TALLEST = 16_000
 _OPTIONS = ("--headless=new", "--disable-dev-shm-usage", "--disable-gpu", "--hide-scrollbars", "--no-first-run")
-# The end of the load event is known a moment after the event.
+# The browser sets loadEventEnd shortly after the load event, so wait until it is not 0.
 _LOAD_MILLISECONDS = """const done = arguments[arguments.length - 1];
 const look = () => {
   const end = performance.getEntriesByType('navigation')[0].loadEventEnd;
   end ? done(end) : setTimeout(look);
 };
 look()"""
-#: As root, in a container, Chromium starts without its sandbox only.
+#: Root, for example in a container, can only start Chromium without its sandbox.
 _NO_SANDBOX = "--no-sandbox"
 
 
 def missing() -> str:
-    """Why no browser can be driven here; empty if one can."""
+    """Return why no browser can run here, and how to fix this; empty if one can run."""
     try:
         import selenium  # noqa: F401
     except ImportError:
@@ -56,13 +56,13 @@ def chromium() -> Iterator[Browser]:
 
 
 class Browser:
-    """A page in Chromium; ``driver`` is selenium's."""
+    """Chromium with one open page. ``driver``: the WebDriver of selenium."""
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
 
     def open(self, page: Path, width: int = LAPTOP, *, is_dark: bool = False, medium: str = "") -> None:
-        """Open a page from its file. ``medium``: "print", or what a screen shows."""
+        """Open a page from its file. ``medium``: "print" for the style of printed pages; empty for a screen."""
         scheme = {"name": "prefers-color-scheme", "value": "dark" if is_dark else "light"}
         self.call("Emulation.setEmulatedMedia", media=medium, features=[scheme])
         self.call(
@@ -73,28 +73,34 @@ class Browser:
             mobile=width == PHONE,
         )
         for kind in ("browser", "performance"):
-            self.driver.get_log(kind)  # what the page before left
+            self.driver.get_log(kind)  # Discard the entries of the previous page.
         self.driver.get(page.resolve().as_uri())
 
     def call(self, method: str, **parameters: Any) -> Any:
-        """A command of the DevTools protocol."""
+        """Send a command of the DevTools protocol, and return its result."""
         return self.driver.execute_cdp_cmd(method, parameters)
 
     def evaluate(self, script: str, *values: Any) -> Any:
-        """What a function's body returns in the page; the page's policy does not apply to it."""
+        """Run the body of a function in the page, and return its result. The page's content security policy does not
+        apply to the script.
+        """
         return self.driver.execute_script(script, *values)
 
     def console(self) -> list[str]:
-        """What the browser said since the page was opened, errors and refusals of the policy included."""
+        """Return the console messages since the page was opened, including errors and violations of its content
+        security policy.
+        """
         return [entry["message"] for entry in self.driver.get_log("browser")]
 
     def requests(self) -> list[str]:
-        """The addresses that were asked for since the page was opened."""
+        """Return the URLs that the browser has requested since the page was opened."""
         events = (json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance"))
         return [each["params"]["request"]["url"] for each in events if each["method"] == "Network.requestWillBeSent"]
 
     def load_seconds(self, page: Path, times: int = 5) -> float:
-        """From the start of the navigation to the end of the load event, the best of so many times."""
+        """Open a page ``times`` times. Return the shortest time from the start of the navigation to the end of the load
+        event.
+        """
         found = []
         for _ in range(times):
             self.open(page)
@@ -102,13 +108,13 @@ class Browser:
         return min(found)
 
     def picture(self, path: Path) -> None:
-        """The whole page as PNG."""
+        """Write a picture of the whole page as PNG, up to the maximum height."""
         width, height = self.evaluate("return [innerWidth, document.documentElement.scrollHeight]")
         clip = {"x": 0, "y": 0, "width": width, "height": min(height, _TALLEST), "scale": 1}
         shot = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self) -> bytes:
-        """The page as it prints on A4."""
+        """Return the page as PDF, as it is printed on A4 paper."""
         printed = self.call("Page.printToPDF", paperWidth=8.27, paperHeight=11.69, printBackground=True)
         return base64.b64decode(printed["data"])

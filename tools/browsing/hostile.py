@@ -1,4 +1,4 @@
-"""Logs whose texts try to run scripts, to load files and to break out of their place in a page.
+"""Write logs with texts that try to run scripts, load files, or break out of the HTML element that contains them.
 
 A script that runs sets ``window.pwned``.
 """
@@ -29,14 +29,16 @@ _PARTS = (
 )
 PAYLOAD = " ".join(_PARTS)
 ADDRESS = "javascript:window.pwned=1//"
-#: What readers take by its value: a log with another is no log.
+#: The fields that mamf interprets. Their values stay as they are, because mamf would refuse a log with other values.
 READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
 READ |= {"dtype", "out_dtype", "layout", "data", "direction", "backward_count", "uuid_hash", "started", "time", "order"}
 READ |= {"clock"}
 
 
 def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:
-    """A copy of each log, with the payload in its name and in every text that a log can hold."""
+    """Write a copy of each log with PAYLOAD in all texts that mamf only prints, and with markup in its file name.
+    Return the paths.
+    """
     folder.mkdir()
     return [
         _write(folder / f"{number} <img src=x onerror=window.pwned=1>.jsonl", log) for number, log in enumerate(logs)
@@ -65,7 +67,9 @@ def _poisoned(text: str) -> str:
 
 
 def rewritten(value: Any, write: Callable[[str], str], read: Collection[str], name: str = "") -> Any:
-    """A record with ``write`` of every text in it, but for the fields that are ``read``."""
+    """Return a copy of a JSON value in which ``write`` has replaced each text. The fields in ``read`` stay as they are.
+    ``name``: the field that contains the value.
+    """
     if name in read:
         return value
     if isinstance(value, str):

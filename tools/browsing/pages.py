@@ -1,4 +1,4 @@
-"""One page of every kind, from logs in results/ and docs/, and from a hostile one."""
+"""Make one page of every kind, from logs in results/ and docs/ and from hostile logs (browsing.hostile)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ EXPLANATION = H200 / "matmul-explain-bfloat16-burst-sustained-20261124-160321.js
 MODEL = H200 / "model-bfloat16-sustained-20261122-022917.jsonl"
 IMPORTED = H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"
 PROFILED = ROOT / "docs" / "autoprofile-h200"
-#: The shortest there are.
+#: A short log, of which ``make_large_results`` makes many copies.
 FEW_ROWS = H200 / "sweep-torch-mm-bfloat16-burst-sustained-20261121-143850.jsonl"
 SIDE_BY_SIDE = (FIND, H200 / "find-bfloat16-burst-sustained-20261122-101216.jsonl")
-#: The names of all pages: of reports, of ``mamf show``, and of the site.
+#: The names of all pages: those of reports, of ``mamf show`` and of the site.
 PAGES = ("find", "attention", "sweep", "explanation", "model", "side by side", "autoprofile", "node", "imported")
 PAGES += ("hostile", "hostile find", "hostile attention", "show", "site", "device")
-# Finds and memory of four cards of one host at the same time.
+# Logs of four cards of one host that measured at the same time, with ``mamf find`` and with ``mamf bandwidth``.
 _OF_NODE = {
     "find": [H200 / f"find-bfloat16-burst-sustained-20261122-101216{end}.jsonl" for end in ("", "-2", "-3", "-4")],
     "bandwidth": sorted(H200.glob("bandwidth-float32-burst-20261122-1824*.jsonl"))[:4],
@@ -36,7 +36,10 @@ _OF_NODE = {
 
 
 def make_pages(folder: Path) -> dict[str, Path]:
-    """The pages by name. Raises RuntimeError if a command fails."""
+    """Make the pages of reports and of ``mamf show``. Return their paths by name.
+
+    Raises RuntimeError if a command fails.
+    """
     hostile = write_hostile_logs(folder / "logs", FIND, ATTENTION)
     reports = {
         "find": [FIND],
@@ -60,7 +63,9 @@ def make_pages(folder: Path) -> dict[str, Path]:
 
 
 def make_site(folder: Path, results: Path = ROOT / "results") -> dict[str, Path]:
-    """The pages of the site of ``results``, as it is published: of its devices the one with the largest."""
+    """Make the site of a folder of results, as it is published. Return the paths of its front page and of its largest
+    device page, by name.
+    """
     logs = "https://example.org/results"
     command("results", "site", "--results", str(results), "--output", str(folder), "--logs", logs)
     largest = max(folder.glob("devices/*.html"), key=lambda page: page.stat().st_size)
@@ -68,7 +73,9 @@ def make_site(folder: Path, results: Path = ROOT / "results") -> dict[str, Path]
 
 
 def make_large_results(folder: Path, count: int) -> Path:
-    """A folder of so many logs, ten cards each of made-up models."""
+    """Write ``count`` logs of made-up device models into a folder, and return the folder. Each model has ten cards with
+    one log each.
+    """
     records = [json.loads(line) for line in FEW_ROWS.read_text(encoding="utf-8").splitlines()]
     header, rows = records[0], records[1:]
     for number in range(count):
@@ -76,7 +83,7 @@ def make_large_results(folder: Path, count: int) -> Path:
         place = folder / model.replace(" ", "-")
         place.mkdir(parents=True, exist_ok=True)
         device = header["device"] | {"name": model, "uuid_hash": f"{number:012x}"}
-        # Equal samples would be copies of one log, which the site counts once.
+        # Change the samples a little in each log: the site counts logs with equal samples only once, as copies.
         scaled = [_scaled(row, 1 + number * 1e-6) for row in rows]
         lines = map(json.dumps, [header | {"device": device}, *scaled])
         (place / f"sweep-{number}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -89,7 +96,7 @@ def _scaled(row: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def command(*arguments: str) -> str:
-    """What a command of mamf prints. Raises RuntimeError if it fails."""
+    """Run a command of mamf, and return its standard output. Raises RuntimeError if the command fails."""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:

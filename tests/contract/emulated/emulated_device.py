@@ -1,7 +1,7 @@
-"""A device "toy" that torch knows as PrivateUse1 and that computes on the host: torch loads it as it loads a vendor's.
+"""A device "toy" that computes on the host. torch knows it as PrivateUse1, and loads it like a vendor's device.
 
-Its memory is the host's. A kernel gets its tensors as host tensors over the same memory, and what it returns becomes
-tensors of the device: views stay views. torch itself supplies shapes, strides, views, autograd and the dispatcher.
+Its memory is host memory. An operator receives its tensors as host tensors over the same memory, and its results become
+tensors of the device. Views stay views. torch itself provides shapes, strides, views, autograd and the dispatcher.
 """
 
 import torch
@@ -10,12 +10,15 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 
 NAME = "toy"
 HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-# They change or copy sizes and strides alone: the host's kernels do that for a tensor of any device.
+# These operators only change or copy sizes and strides. The host's versions can do that for a tensor of any device.
 OF_METADATA = ("as_strided", "view", "_reshape_alias", "detach", "alias", "_unsafe_view")
 
 
 class Module:
-    """torch.toy: little more than torch requires. No events that time, no memory statistics, no generator."""
+    """The module ``torch.toy``, with little more than torch requires.
+
+    It has no events that measure time, no memory statistics and no random number generator.
+    """
 
     def is_initialized(self):
         return True
@@ -33,7 +36,7 @@ class Module:
         pass
 
     def synchronize(self, device=None):
-        """Every kernel of the host has finished when it returns."""
+        """Do nothing, because each operator on the host has finished when it returns."""
 
     def get_device_name(self, device=None):
         return "Toy 1"
@@ -46,10 +49,10 @@ class Module:
 
 
 def on_device(host):
-    """The same memory as a tensor of the device."""
+    """Return a tensor of the device over the memory of a host tensor."""
     memory = host.untyped_storage()
     held = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), torch.device(NAME, 0), memory.nbytes())
-    held.of_host = memory  # lives as long as the device's
+    held.of_host = memory  # keeps the host memory alive as long as the device's storage
     return _over(held, host)
 
 
@@ -63,11 +66,11 @@ def _set(tensor, storage, like):
 
 
 def on_host(tensor):
-    """The same memory as a tensor of the host."""
+    """Return a host tensor over the memory of a tensor of the device. Return a tensor of another device unchanged."""
     if tensor.device.type != NAME:
         return tensor
     made = torch.empty(0, dtype=tensor.dtype)
-    if not tensor.numel():  # a kernel may resize it
+    if not tensor.numel():  # an operator may resize it
         return made.view(tensor.size())
     memory = tensor.untyped_storage()
     storage = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), torch.device("cpu"), memory.nbytes())
@@ -75,7 +78,11 @@ def on_host(tensor):
 
 
 def run_on_host(operator, *arguments, **options):
-    """Any kernel: in-place kernels and views return what they were given, or a part of it."""
+    """Run any operator on host tensors over the memory of its arguments, and return its results as device tensors.
+
+    If an operator returns one of its arguments, as in-place operators do, return that argument. If it returns a view of
+    an argument, return a view of the argument's memory.
+    """
     given = []
 
     def lend(tensor):
@@ -125,7 +132,7 @@ def on_metadata(overload):
 
 
 def register():
-    """The entry point that torch calls when it is imported."""
+    """Register the device in torch. torch calls this entry point when it is imported."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     library = torch.library.Library("aten", "IMPL")
     for name in OF_METADATA:
@@ -136,4 +143,4 @@ def register():
     library.impl("_copy_from_and_resize", copy_from, "PrivateUse1")
     everything = torch.library.Library("_", "IMPL")
     everything.fallback(run_on_host, "PrivateUse1")
-    Module.libraries = library, everything  # live as long as the process
+    Module.libraries = library, everything  # keeps both alive as long as the process

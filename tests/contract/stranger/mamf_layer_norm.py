@@ -1,4 +1,4 @@
-"""Layer norm as a fourth operation, as a third party writes it: this module, and two entry points."""
+"""Add the operation layer_norm to mamf, as a third party would: with this module and two entry points."""
 
 from __future__ import annotations
 

@@ -375,4 +375,7 @@ def print_plan(
     else:
         limit = "at most" if plan.kind == GUARD else "about"  # Most rows of mamf guard need no repetition.
         preparing = "" if backend.is_accelerator else ", which on a CPU can take minutes for a large row"
-        print_line(f"time: {limit} {seconds:.0f} s, plus the time to prepare and verify the rows{preparing}")
+        print_line(
+            f"time: {limit} {seconds:.1f} s for the timed launches, plus the time to prepare and verify the "
+            f"rows{preparing}"
+        )

@@ -25,10 +25,10 @@ KNOWN = {
     "torch": "torch",
     "vendor": "vendor",
 }
-#: For some files, the parameters that are functions of a library, and the dotted path of each.
+#: By file: the parameters that contain a function of a library, and the dotted path of that function.
 PARAMETERS = {"mamf/operations/attention/aiter.py": {"function": "aiter.flash_attn_func"}}
-#: The helpers through which adapters call a library. Each adds this number of arguments (the handle of the device)
-#: before the arguments that it was given.
+#: The helpers through which adapters call a library, and the number of arguments that each puts before the given
+#: arguments: 1 for the handle of the device, or 0.
 HELPERS = {"call_or_none": 1, "call_system_or_none": 0}
 #: The files to search, and the modules that the name ``vendor`` can mean in each.
 VENDORS = {
@@ -100,7 +100,7 @@ class _Walker(ast.NodeVisitor):
         self.texts: dict[str, list[str]] = {}  # the strings that each variable can contain
 
     def resolve(self, node: ast.expr) -> list[str]:
-        """Return the paths that an expression can mean, or an empty list if it has nothing to do with a library."""
+        """Return the paths that an expression can mean, or an empty list if it does not belong to a library."""
         match node:
             case ast.Name(name):
                 return self.paths.get(name) or _known(name)
@@ -176,7 +176,7 @@ class _Walker(ast.NodeVisitor):
             self.visit(each)
 
     def note_call(self, node: ast.Call, paths: list[str], more: int) -> None:
-        """Record a call. ``more``: the difference between the arguments of the library and those of ``node``."""
+        """Record a call of a library. ``more``: by how much its number of arguments exceeds that of ``node``."""
         is_countable = not any(isinstance(each, ast.Starred) for each in node.args)
         self.note(node, paths, len(node.args) + more if is_countable else None, node.keywords)
 

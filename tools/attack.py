@@ -1,7 +1,7 @@
 """Run the attacks of tools/attacks on mamf, and print a table of the faults that they find.
 
     python tools/attack.py                        # all attacks; takes hours
-    python tools/attack.py --share 0.02           # all attacks, each with a fiftieth of its inputs
+    python tools/attack.py --share 0.02           # all attacks, each with 2 % of its default count
     python tools/attack.py logs runs --seed 7     # only these two attacks
 
 All measurements run on the simulated device of mamf.testing and in a temporary folder. They use no accelerator. The
@@ -45,7 +45,9 @@ _MOST_BYTES, _LIMIT_BYTES = 2 * 10**9, 3 * 10**9
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     usual = ", ".join(f"{name} {count}" for name, (_, count) in ATTACKS.items())
-    parser.add_argument("attacks", nargs="*", metavar="NAME", help=f"attacks to run (default: all, counts: {usual})")
+    parser.add_argument(
+        "attacks", nargs="*", metavar="NAME", help=f"attacks to run (default: all); their default counts are {usual}"
+    )
     parser.add_argument("--share", type=float, default=1.0, help="factor for the default counts (default: 1)")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

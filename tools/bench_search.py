@@ -2,7 +2,7 @@
 
     python tools/bench_search.py LANDSCAPE.csv                # search the rates in this file
     python tools/bench_search.py LANDSCAPE.csv --made         # search the simulated chips below too
-    python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # add 0.3 % of noise to each rate, as on a real card
+    python tools/bench_search.py LANDSCAPE.csv --noise 0.003  # add noise of 0.3 % to each rate, as on a real card
 
 A landscape is a set of shapes with their rates. The file has the columns m, n, k and tflops. Shapes of the grid that
 are missing in the file are shapes that cannot be measured (NaN).
@@ -80,7 +80,7 @@ class Chip:
         return max(computing, nbytes / self.bandwidth) + 2e-6
 
 
-#: Chips that nobody used to tune the search.
+#: Chips that were not used to tune the search.
 CHIPS = {
     "132 units": Chip(),
     "108 units": Chip(
@@ -212,7 +212,10 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=20, help="number of runs of each search (default: 20)")
     parser.add_argument(
-        "--first-seed", type=int, default=0, help="seed of the first run (default: 0); do not tune the search on it"
+        "--first-seed",
+        type=int,
+        default=0,
+        help="seed of the first run (default: 0); choose seeds that were not used to tune the search",
     )
     parser.add_argument(
         "--noise", type=float, default=0.0, help="standard deviation of a measurement, as a share (default: 0)"

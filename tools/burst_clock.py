@@ -108,7 +108,7 @@ def read_sensor(sensor: Any, readings: list[tuple[float, float]], is_over: threa
 
 
 def clocks(stamps: Any, marks: Sequence[Any]) -> Iterator[Point]:
-    """Yield the clock of each launch at the middle of the launch. Leave out launches that no compute unit stamped."""
+    """Yield the clock of each launch, at the middle of the launch. Leave out launches without valid stamps."""
     for start, end in itertools.pairwise(marks):
         launch, until_end = stamps.compute_elapsed(start, end), stamps.compute_elapsed(marks[0], end)
         if launch is not None and launch.clock_hz and until_end is not None:

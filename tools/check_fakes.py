@@ -7,13 +7,13 @@ The tool downloads the wheels with pip into a temporary folder, and reads their 
 line for each mismatch: an unknown name, a call with wrong arguments, a key or field that a result lacks, or an
 exception that no adapter mentions.
 
-The snapshot is ``tests/contract/vendor_interfaces.json``. It records the names that mamf uses as the wheels declare
-them. ``test_vendor_interfaces.py`` compares adapters and fakes with the snapshot, so it needs no network.
+The snapshot is ``tests/contract/vendor_interfaces.json``. It records how the wheels declare the names that mamf
+uses. ``test_vendor_interfaces.py`` compares adapters and fakes with the snapshot, so it needs no network.
 
 Exit code 1: there is a mismatch, or the snapshot is outdated. Exit code 2: a wheel is not available, so the tool could
 not check that library.
 
-The tool does not check these libraries, or only in part:
+The tool does not check the following libraries, or checks only a part of them:
 
 - torch: ``test_torch_interfaces.py`` checks the installed version, including the calls of TunableOp. hipBLASLt needs no
   check, because only torch calls it.
@@ -67,7 +67,7 @@ Found = tuple[str, ast.AST]
 
 
 class VendorSource:
-    """The source of a library. It finds the declaration of a name through imports, ``import *`` and aliases."""
+    """The source code of a library. It finds the declaration of a name through imports, ``import *`` and aliases."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         """Parse the files of a wheel. ``files``: the text of each, by its path, as in "amdsmi/amdsmi_interface.py"."""

@@ -54,7 +54,8 @@ class Figure:
       calibration.
     - ``group``: the row of the printed table.
     - ``low``, ``high``: the ends of the repeat interval of ``rate``. ``seconds``: the time of a launch.
-    - ``scatter``: the relative standard error that follows from the visits of this run only.
+    - ``scatter``: the relative standard error of the rate, estimated from the visits of this run only.
+    - ``known``: the calibration, which says how much repeated runs differ. ``celsius``: None if unknown.
     """
 
     card: str
@@ -76,7 +77,7 @@ Pair = tuple[Figure, Figure]
 
 
 def figures(log: RunLog) -> Iterator[Figure]:
-    """Yield the first row of each kernel on each shape, and the ceilings of a search.
+    """Yield the figures of a run: the first row of each kernel on each shape, and the ceilings of a search.
 
     Leave out reference rows, and the rows of a search for a ceiling that comes before another operation: they are not
     results of the run.
@@ -136,7 +137,7 @@ def _key(log: RunLog, row: Measurement) -> tuple[Any, ...]:
 
 
 def _state(row: Measurement) -> tuple[str, str]:
-    """Return the state and the operation, in the form that the key of a calibration in repeatability.csv has."""
+    """Return the state and the operation of a row, as repeatability.csv names them."""
     # A sustained row was measured after a rest if it has the calibration of AFTER_REST_STATE, or one that depends on
     # the temperature. For sustained matmuls, only measurements after a rest have such a calibration.
     known = row.repeatability

@@ -51,7 +51,7 @@ class FigureError(Exception):
 
 @functools.cache
 def read_any(path: str) -> RunLog | FinderRun:
-    """Read a log only once, and return it. ``path``: relative to the root of the repository."""
+    """Return a log. Each log is read only once. ``path``: the path relative to the root of the repository."""
     try:
         log: RunLog | FinderRun = mamf.read_log(ROOT / path)
     except MamfError as error:
@@ -89,7 +89,7 @@ def field(row: Measurement, name: str) -> str:
         return MISSING_VALUE
     for holder in (row.shape, row.problem, row):
         value = getattr(holder, name, None)
-        if value is not None and not isinstance(value, re.Pattern):  # not the class's regular expression
+        if value is not None and not isinstance(value, re.Pattern):  # not the regular expression of a shape class
             break
     else:
         raise FigureError(f"a row of {row.operation} has no field {name!r}")
@@ -209,7 +209,7 @@ def matrix_table(words: Sequence[str]) -> str:
       or for each card.
     - ``cell=``: the values in each cell, from ``CELLS``, with a slash between them (default: ``rate``).
     - ``best=row``: print the cell with the best rate of each line in bold.
-    - Other options select rows: ``regime=burst``.
+    - Other options select rows by the values of a field, such as ``regime=burst``.
 
     If several logs have a value for a cell, the first log counts. If one log has several rows for a cell, the cell
     shows the values of the slowest and of the fastest row.
@@ -341,7 +341,7 @@ class _Terminal(io.StringIO):
 
 
 def terminal_table(words: Sequence[str]) -> str:
-    """Return what a mamf command prints on a terminal with 80 columns, as a code block.
+    """Return the output of a mamf command on a terminal with 80 columns, as a code block.
 
     If ``lines=8`` or ``last=3`` is given, "..." replaces the middle of the output: ``lines=8`` keeps the first 8 lines
     (default: 1), and ``last=3`` keeps the last 3 lines (default: 0).
@@ -351,7 +351,7 @@ def terminal_table(words: Sequence[str]) -> str:
 
 
 def mamf_table(words: Sequence[str]) -> str:
-    """Return what a mamf command prints if its output is not a terminal, as a code block.
+    """Return the output of a mamf command that does not print on a terminal, as a code block.
 
     ``lines=`` and ``last=`` shorten the output, as in ``terminal_table``.
     """
@@ -374,9 +374,9 @@ def _output(words: Sequence[str], text: io.StringIO) -> str:
 
 
 def simulated_table(words: Sequence[str]) -> str:
-    """Return the report that a command prints on the simulated device, on a terminal with 80 columns, as a code block.
+    """Run a command on the simulated device. Return its report for a terminal with 80 columns, as a code block.
 
-    Leave out the lines above the first blank line, because they contain the torch version of this machine.
+    Leave out the lines above the first blank line, because they name the torch version of this machine.
     """
     if SIMULATED not in words:
         raise FigureError(f"the command does not measure on {SIMULATED}")

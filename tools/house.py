@@ -156,7 +156,7 @@ def count_special_cases() -> tuple[int, int]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     action = parser.add_mutually_exclusive_group()
-    action.add_argument("--check", action="store_true", help="compare with .ci/size; exit with 1 if the total is larger")
+    action.add_argument("--check", action="store_true", help="compare with .ci/size; exit with 1 if the total grew")
     action.add_argument("--write", action="store_true", help="write the current numbers to .ci/size")
     action.add_argument("--trips", action="store_true", help="print how many functions and files commands enter")
     options = parser.parse_args()

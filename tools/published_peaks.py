@@ -3,11 +3,11 @@
     python tools/published_peaks.py
 
 The tool reads the figures in results/published/figures.csv, and the devices in mamf/peaks.csv. It uses a figure only if
-the name of its accelerator means exactly one device, and if the figure exceeds the dense peak of this device by at most
-25 %. Boards may run faster than their datasheets say, but not by more than that (``UNKNOWN_CLOCK_HEADROOM``).
+the name of its accelerator means exactly one device, and if the figure is at most 25 % above the dense peak of this
+device. Boards may run faster than their datasheets say, but not by more than that (``UNKNOWN_CLOCK_HEADROOM``).
 
-Of each figure, mamf/published.csv contains only the value, the accelerator, the vendor, the dtype and the address of
-the source. So the licenses of the sources do not apply to it.
+mamf/published.csv contains only the figure, the accelerator, the vendor, the dtype and the address of the source. So
+the licenses of the sources do not apply to it.
 """
 
 from __future__ import annotations
@@ -35,14 +35,18 @@ COLUMNS = (
     *("power_limit_watts", "date", "version", "source", "license"),
 )
 ADDRESS = re.compile(r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?", re.ASCII)
-#: The columns with numbers, and their types. The other columns contain texts as they were published: escape them.
+#: The columns with numbers, and their types. The other columns contain texts as other people published them, so
+#: escape them before you print them.
 NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
 #: A row of figures.csv, by column. results/published/NOTICE.md describes the columns. An empty number is None.
 Published = dict[str, Any]
 
 
 def checked(row: Mapping[str, Any]) -> Published:
-    """Check a row of figures.csv, and return it with its numbers converted. Raises TypeError, KeyError or ValueError."""
+    """Return a row of figures.csv with its numbers converted.
+
+    Raises TypeError, KeyError or ValueError if the row is malformed.
+    """
     values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}}
     is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
     if not is_whole or not all(values[name] is None or 0 < values[name] < math.inf for name in NUMBERS):
@@ -90,9 +94,7 @@ def format_csv(figures: Iterable[Published]) -> str:
 
 
 def bounded(figures: Iterable[Published]) -> Iterator[tuple[DeviceModel, Published]]:
-    """Yield the figures that belong to exactly one device and that its dense peak does not rule out, each with the
-    device.
-    """
+    """Yield each figure that belongs to exactly one device and is plausible for its dense peak, with the device."""
     for figure in figures:
         if OTHER_DEVICES.search(figure["accelerator"]):
             continue

@@ -48,8 +48,8 @@ MAX_LOG_BYTES = 16 << 20
 PLACE = re.compile(r"results/[a-z0-9][a-z0-9_-]{0,99}/[a-z0-9][a-z0-9_-]{0,199}\.jsonl")
 # The files that 'mamf results table' writes.
 GENERATED = re.compile(r"results/(?:[a-z0-9][a-z0-9_-]{0,99}/)?README\.md|mamf/contributed\.csv")
-# The files that say which account submitted a log. A pull request must not change them, because only GitHub knows this
-# for certain.
+# The files that say which account submitted which log, and which accounts are maintainers. A pull request must not
+# change them: mamf takes the account of a submitter only from GitHub.
 TRUSTED = {"results/submitters.txt", "results/maintainers.txt"}
 _SHA = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SECONDS = 60

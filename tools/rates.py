@@ -7,8 +7,9 @@
 
 ``compare`` compares three kinds of runs:
 
-- Real runs: every two equal runs in the folder (same card, software and rows), in both orders. Each is compared twice:
-  with the rows that mamf compare would pair, and with all rows that both runs measured.
+- Real runs: every two equal runs in the folder (same card, software and rows), in both orders. Each pair is compared
+  twice: with the rows that mamf compare would pair, and with all rows that both runs measured. Four successive runs
+  are also compared as two runs per side that alternate.
 - Random runs in burst: the shift that all rows of a run share is drawn from the shifts of real pairs of runs. The
   separate error of each row is drawn from the errors of real pairs of rows, in units of the error that mamf compare
   expects. No distribution is assumed to be normal.
@@ -16,7 +17,7 @@
   states of the power controller, which differ by 1.1 %. Each row has a different probability of each state. A normal
   error with a standard deviation of 0.1 % is added. The shift of a run is normal, with a standard deviation of 0.12 %.
 
-With a long pause between two runs, their shifts are 1.5 times as large.
+If random runs have a long pause between them, their shifts are 1.5 times as large.
 
 ``guard`` simulates guards of 20 rows with the noise of an H200. Each guard has a new baseline. In half of the guards,
 one row is 3 % slower than in the baseline. There are three kinds of cards:
@@ -126,8 +127,8 @@ LOSSES = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02)
 # Pairs of runs with fewer rows than this are not used to estimate the shift of a run, because a few rows say little
 # about it.
 _FEWEST_ROWS = 10
-#: The standard deviations of a row within its state and of the shift of a run, both in the sustained regime. The factor
-#: by which shifts are larger if there is a long pause between the runs.
+#: _BESIDE, _SHIFT: the standard deviations of a row within its state and of the shift of a run, in the sustained
+#: regime. _APART: the factor by which shifts are larger if there is a long pause between the runs.
 _BESIDE, _SHIFT, _APART = 0.001, 0.0012, 1.5
 
 
@@ -136,7 +137,7 @@ def in_turns(runs: int) -> RunOrder:
 
 
 def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
-    """Read the logs among these files and in these folders, except logs that were imported from mamf-finder."""
+    """Yield the logs among these files and in these folders, except logs that were imported from mamf-finder."""
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
             if read_legacy_log_or_none(file) is None:
@@ -458,7 +459,7 @@ def _figures(chance: random.Random, spread: float) -> dict[str, float]:
 
 
 def slow_down(devices: Sequence[NodeDevice], figures: Iterable[str], share: float) -> list[NodeDevice]:
-    """Return the cards with the first one slower by ``share`` in some figures."""
+    """Return the same cards, but with the given figures of the first card lower by ``share``."""
     changed = {figure: devices[0].figures[figure] * (1 - share) for figure in figures}
     return [replace(devices[0], figures={**devices[0].figures, **changed}), *devices[1:]]
 

@@ -72,7 +72,9 @@ def checksum(figures: Iterable[str]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("logs", nargs="*", type=Path, metavar="LOG", help="log whose figures to print (default: compare all logs in results/)")
+    parser.add_argument(
+        "logs", nargs="*", type=Path, metavar="LOG", help="log whose figures the tool prints (default: check all logs)"
+    )
     parser.add_argument("--write", action="store_true", help="record the checksums of all reports as they are now")
     options = parser.parse_args(arguments)
     paths = options.logs or sorted((ROOT / "results").rglob("*.jsonl"))

@@ -1,13 +1,19 @@
-"""FLOP and tokens/s by mamf beside an independent count and a stopwatch, for twenty ways to train.
+"""Compare mamf's FLOP and tokens/s with an independent count and with a stopwatch, for many ways to train.
 
-    python tools/training_setups.py                     # all, on the first accelerators, else on the CPU; a table
-    torchrun --nproc-per-node 2 tools/training_setups.py --one loop-fsdp2    # one set-up; prints a line of JSON
-    mamf profile tools/training_setups.py --one trainer-llama                # any script's options work
+    python tools/training_setups.py                      # run all set-ups, and print a table
+    torchrun --nproc-per-node 2 tools/training_setups.py --one loop-fsdp2    # run one set-up; each rank prints JSON
+    mamf profile tools/training_setups.py --one trainer-llama                # profile one set-up
 
-Each set-up runs in a separate process, or in two ranks. Models have random weights and random data. Independent
-counts are of torch's own counter for the passes with gradients of the same steps: attention as matmuls, documents of
-a packed batch one by one, nothing checkpointed or compiled. The stopwatch is the host's clock at the ends of the same
-steps, with the device synchronized. Set-ups whose library is not installed are left out, and named.
+Without an accelerator, everything runs on the CPU, with smaller models. Each set-up runs in a separate process, or in
+two ranks. Models have random weights and train on random data.
+
+The independent count comes from torch's FLOP counter. It counts the forward and backward passes of the same steps, with
+attention computed as matmuls, with the documents of a packed batch one by one, and without checkpointing and
+compilation. The stopwatch is the host's clock, read at the start and at the end of the same steps, with the device
+synchronized.
+
+The table lacks set-ups whose library is not installed, that need more devices than there are, or that fail. The tool
+prints their names on stderr. The exit code is 1 if any set-up failed.
 """
 
 from __future__ import annotations
@@ -42,7 +48,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mamf
 
-#: Sizes on a CPU, and on an accelerator.
+#: The sizes of models and batches on a CPU, and those on an accelerator.
 _SMALL = {"hidden": 128, "layers": 2, "heads": 4, "length": 128, "batch": 4, "vocabulary": 512}
 _LARGE = {"hidden": 2048, "layers": 8, "heads": 16, "length": 2048, "batch": 8, "vocabulary": 32000}
 _WARM_UP = 3
@@ -56,7 +62,7 @@ _METERED = {"ceiling": 1e15, "warmup_steps": _WARM_UP}
 
 
 class Attention(nn.Module):
-    """Separate projections, so that tensor parallelism can split them by heads."""
+    """Causal self-attention. Its projections are separate, so that tensor parallelism can split them by heads."""
 
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
@@ -70,6 +76,8 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
+    """A transformer block: attention and a gated MLP, each after a norm."""
+
     def __init__(self, hidden: int, heads: int) -> None:
         super().__init__()
         self.attention = Attention(hidden, heads)
@@ -105,7 +113,7 @@ class Decoder(nn.Module):
 
 
 def pretrained(kind: str, sizes: dict[str, int]) -> Any:
-    """Return a model of transformers with random weights."""
+    """Return a model of the transformers library with random weights. ``kind``: a key of the table below."""
     import transformers
 
     hidden, layers, heads, length = (sizes[each] for each in ("hidden", "layers", "heads", "length"))
@@ -129,28 +137,29 @@ def pretrained(kind: str, sizes: dict[str, int]) -> Any:
 
 
 def sample_of(length: int) -> dict[str, torch.Tensor]:
+    """Return a sequence of random tokens, which are its labels too."""
     ids = torch.randint(3, _SIZES["vocabulary"], (length,))
     return {"input_ids": ids, "labels": ids}
 
 
 def counted_by_torch(step: Any) -> float:
-    """Count the FLOP of a step with torch's own counter and formulas, with attention as matmuls."""
+    """Run a step and return its FLOP according to torch's counter, with attention computed as matmuls."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()
     return float(counter.get_total_flops())
 
 
-# -- a row -------------------------------------------------------------------------------------------------------------
+# -- rows of the table -------------------------------------------------------------------------------------------------
 
 
 class Stopwatch:
-    """The host's clock at the end of steps, with the device idle."""
+    """A stopwatch that reads the host's clock at the end of the steps ``first`` and ``last``."""
 
     def __init__(self, first: int, last: int) -> None:
         self.first, self.last, self.times = first, last, {}
 
     def step(self, number: int) -> None:
-        """After a step; only the two at the ends of the mean are stopped at."""
+        """Read the clock if the step that has just ended is the first or the last. Synchronize the device before."""
         if number in (self.first, self.last):
             if _HAS_ACCELERATOR:
                 torch.accelerator.synchronize()
@@ -158,12 +167,16 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """The mean seconds per step."""
         return (self.times[self.last] - self.times[self.first]) / (self.last - self.first)
 
 
 def result(figures: dict[str, float], watch: Stopwatch, counted: float, tokens: float) -> dict[str, Any]:
-    """Return the cells of a row. ``counted``: FLOP of a step on this rank; ``tokens``: of a step on all ranks."""
+    """Return the values of a row of the table, as mean values of a step.
+
+    ``figures``: mamf's figures. ``counted``: the FLOP on this rank by the independent count. ``tokens``: the number of
+    tokens on all ranks.
+    """
     flop = figures["tflops"] * figures["step_seconds"] * 1e12
     rate, watched = figures.get("tokens_per_second", math.nan), tokens / watch.seconds
     return {"flop": flop, "counted": counted, "rate": rate, "stopwatch": watched, "tflops": figures["tflops"]}
@@ -173,7 +186,10 @@ def result(figures: dict[str, float], watch: Stopwatch, counted: float, tokens: 
 
 
 def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
-    """A plain loop over a Llama-like model. ``split``: empty, fsdp2 or tp."""
+    """Train ``Decoder`` in a plain loop with ``mamf.Meter``. Return the values of its row.
+
+    ``split``: how to distribute the model over the ranks: ``fsdp2``, ``tp`` (tensor parallel), or empty for one rank.
+    """
     ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _joined_device()
     torch.manual_seed(0)
     model: Any = Decoder(_SIZES).to(here, dtype)
@@ -186,7 +202,7 @@ def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype 
         world_size=ranks, model_parallel=shared, dtype=str(dtype).removeprefix("torch."), **_METERED,
     )  # fmt: skip
     model = parallel(model, split, ranks)
-    foreach = False if split == "tp" else None  # it does not mix tensors and DTensors
+    foreach = False if split == "tp" else None  # foreach cannot update tensors and DTensors together
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 
     def step() -> None:
@@ -200,7 +216,11 @@ def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype 
 
 
 def parallel(model: Any, split: str, ranks: int) -> Any:
-    """As torchtitan does: heads and MLP columns by DTensor, each block and the whole sharded by FSDP2."""
+    """Distribute a model over the ranks as torchtitan does, and return it.
+
+    ``tp`` splits attention heads, MLPs and the output layer with DTensor. ``fsdp2`` shards each block and the whole
+    model.
+    """
     if not split:
         return model
     mesh = init_device_mesh(_DEVICE.type, (ranks,), mesh_dim_names=("ranks",))
@@ -217,6 +237,7 @@ def parallel(model: Any, split: str, ranks: int) -> Any:
 
 
 def metered(meter: mamf.Meter, step: Callable[[], None], steps: int) -> tuple[dict[str, float], Stopwatch]:
+    """Run the steps. Return the mean figures of the meter, and the stopwatch of the same steps."""
     watch = Stopwatch(_WARM_UP, steps)
     for number in range(1, steps + 1):
         meter.begin()
@@ -233,7 +254,10 @@ def metered(meter: mamf.Meter, step: Callable[[], None], steps: int) -> tuple[di
 
 
 class Recorder:
-    """Keeps what a model takes in passes with gradients, by step."""
+    """A recorder of the named inputs that a model gets in each forward pass with gradients.
+
+    ``number``: the number of the current step. ``passes``: the inputs by step.
+    """
 
     def __init__(self, model: Any) -> None:
         self.passes, self.number = defaultdict[int, list[dict[str, Any]]](list), 1
@@ -245,10 +269,10 @@ class Recorder:
             self.passes[self.number].append(kept)
 
     def flop(self, model: Any, number: int) -> float:
-        """Run the passes of a step again, packed documents one by one, and count them."""
+        """Run the passes of a step again, with packed documents one by one. Return their FLOP."""
         total = 0.0
         for each in self.passes[number]:
-            if each.pop("fused_lm_head", False):  # TRL's own output layer and loss, which torch does not count
+            if each.pop("fused_lm_head", False):  # torch does not count TRL's fused output layer and loss
                 each.pop("labels", None)
             for part in documents_of(each):
                 total += counted_by_torch(lambda part=part: loss_of(model(**part)).backward())
@@ -256,15 +280,17 @@ class Recorder:
         return total
 
     def tokens(self, number: int) -> float:
-        """Tokens of a step; NaN if it takes none."""
+        """Return the number of tokens in a step, or NaN if the model gets no tokens."""
         return sum(each["input_ids"].numel() for each in self.passes[number] if "input_ids" in each) or math.nan
 
 
 def loss_of(output: Any) -> torch.Tensor:
+    """Return the loss of a model's output. If there is none, return some function of the logits."""
     return output.logits.float().square().mean() if output.get("loss") is None else output.loss
 
 
 def documents_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
+    """Split a packed batch into its documents. Return any other batch unchanged, as the only element of the list."""
     positions = batch.get("position_ids")
     if positions is None or batch.get("attention_mask") is not None:
         return [batch]
@@ -273,12 +299,15 @@ def documents_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: batch[name][:, begin:end] for name in names if name in batch} for begin, end in pairwise(begins)]
 
 
-#: Makes a trainer of transformers or TRL from its arguments.
+#: A function that makes a trainer of transformers or TRL from the trainer's arguments.
 Make = Callable[[dict[str, Any]], Any]
 
 
 def trainer(steps: int, make: Make, accumulation: int = 1, **given: Any) -> dict[str, Any]:
-    """The Trainer of transformers, or one that is derived from it."""
+    """Train with the Trainer of transformers, or with a class derived from it. Return the values of the row.
+
+    ``make``: the function that makes the trainer. ``given``: additional arguments of the trainer.
+    """
     import transformers
 
     from mamf.integrations.transformers import MamfuCallback
@@ -322,7 +351,10 @@ def trainer(steps: int, make: Make, accumulation: int = 1, **given: Any) -> dict
 
 
 def plain(kind: str, change: Callable[[Any], Any] = lambda model: model, **more: Any) -> Make:
-    """A Trainer of transformers. ``change``: freezes or wraps the model; ``more``: options of the Trainer."""
+    """Return a function that makes a Trainer of transformers.
+
+    ``change``: a function that freezes or wraps the model. ``more``: additional options of the Trainer.
+    """
 
     def make(arguments: dict[str, Any]) -> Any:
         import transformers
@@ -337,24 +369,31 @@ def plain(kind: str, change: Callable[[Any], Any] = lambda model: model, **more:
 
 
 def lora(model: Any) -> Any:
+    """Return the model with LoRA adapters in all linear layers."""
     import peft
 
     return peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
 def bottom_frozen(model: Any) -> Any:
+    """Freeze the embedding and the lower half of the layers, and return the model."""
     model.model.embed_tokens.requires_grad_(False)
     model.model.layers[: _SIZES["layers"] // 2].requires_grad_(False)
     return model
 
 
 def muon(model: Any) -> Any:
+    """Return the optimizer Muon for the matrices in the layers, and no scheduler."""
     matrices = [each for name, each in model.named_parameters() if each.dim() == 2 and "layers" in name]
     return torch.optim.Muon(matrices, lr=1e-4), None
 
 
 def of_lengths(kind: str) -> Make:
-    """Batches whose length changes from step to step: the extreme ones first, which are counted."""
+    """Return a function that makes a Trainer whose batches have different lengths.
+
+    The shortest and the longest batch come first. If torch counts the FLOP of the model, it then counts only these two
+    batches, and mamf interpolates for the others.
+    """
 
     def sample(length: int) -> dict[str, Any]:
         if kind == "Wav2Vec2":
@@ -372,7 +411,7 @@ def of_lengths(kind: str) -> Make:
 
 
 def flattened(arguments: dict[str, Any]) -> Any:
-    """Documents of several lengths in a row."""
+    """Return a Trainer that packs documents of several lengths into one sequence."""
     import transformers
 
     data = [{name: each.tolist() for name, each in sample_of(8 + 29 * number % 120).items()} for number in range(512)]
@@ -381,6 +420,7 @@ def flattened(arguments: dict[str, Any]) -> Any:
 
 
 def tokenizer() -> Any:
+    """Return a tokenizer whose words are numbers."""
     import tokenizers
     import transformers
 
@@ -392,10 +432,13 @@ def tokenizer() -> Any:
 
 
 def words_of(count: int) -> str:
+    """Return a text of random words for ``tokenizer``."""
     return " ".join(map(str, torch.randint(3, 512, (count,)).tolist()))
 
 
 def sft(padding_free: bool) -> Make:
+    """Return a function that makes TRL's trainer for supervised fine-tuning."""
+
     def make(arguments: dict[str, Any]) -> Any:
         import datasets
         import trl
@@ -409,6 +452,7 @@ def sft(padding_free: bool) -> Make:
 
 
 def grpo(arguments: dict[str, Any]) -> Any:
+    """Return TRL's trainer for GRPO. The reward is the length of the completion."""
     import datasets
     import trl
 
@@ -421,6 +465,7 @@ def grpo(arguments: dict[str, Any]) -> Any:
 
 
 def dpo(arguments: dict[str, Any]) -> Any:
+    """Return TRL's trainer for DPO, with a separate reference model."""
     import datasets
     import trl
 
@@ -432,7 +477,7 @@ def dpo(arguments: dict[str, Any]) -> Any:
 
 
 def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
-    """Lightning's Trainer with a language model of transformers."""
+    """Train a language model of transformers with Lightning's Trainer. Return the values of the row."""
     import lightning
 
     here, model = _device_of_rank(), pretrained(kind, _SIZES)
@@ -458,7 +503,10 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
 
 
 def fit(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, float], Stopwatch]:
-    """Train on each batch once, on every rank. ``options``: of Lightning's Trainer."""
+    """Train on each batch once, on every rank. Return mamf's figures and the stopwatch of the same steps.
+
+    ``options``: additional options of Lightning's Trainer.
+    """
     import lightning
 
     from mamf.integrations.lightning import MamfuCallback
@@ -475,12 +523,16 @@ def fit(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, 
         log_every_n_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, callbacks=[Timer(), MamfuCallback(**_METERED)], **options,
     )  # fmt: skip
-    run.fit(module, torch.utils.data.DataLoader([*batches] * ranks, batch_size=None))  # Lightning splits it by ranks
+    # Lightning divides the batches among the ranks.
+    run.fit(module, torch.utils.data.DataLoader([*batches] * ranks, batch_size=None))
     return {name: float(each) for name, each in run.callback_metrics.items()}, watch
 
 
 def with_two_optimizers(steps: int) -> dict[str, Any]:
-    """Lightning with five steps of a critic for one of a generator, as in a GAN, in each batch."""
+    """Train with Lightning and two optimizers, as a GAN does. Return the values of the row.
+
+    Each batch trains the critic five times and the generator once.
+    """
     import lightning
 
     noise = torch.randn(_SIZES["batch"], _SIZES["hidden"])
@@ -510,17 +562,21 @@ def with_two_optimizers(steps: int) -> dict[str, Any]:
     return result(*fit(Gan(), [noise] * steps), counted, math.nan)
 
 
+#: The function that runs a set-up with a number of steps, the number of ranks, and the first cells of the row.
 Setup = tuple[Callable[[int], dict[str, Any]], int, str]
 
 
 def on_one(cells: str, make: Make, **given: Any) -> Setup:
-    """A trainer in one process. ``cells``: tool and model; ``given``: arguments of the trainer."""
+    """Return a set-up that runs a trainer in one process.
+
+    ``cells``: the tool and the model, as the row shows them. ``given``: additional arguments of the trainer.
+    """
     return functools.partial(trainer, make=make, **given), 1, f"{cells} | bf16 autocast | 1 | none"
 
 
 _CHECKPOINTED = {"gradient_checkpointing": True}
 _COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
-#: By name: what runs it, its ranks, and the cells of its row.
+#: All set-ups, by name.
 SETUPS: dict[str, Setup] = {
     "loop": (lambda n: loop(n), 1, "mamf.Meter | Llama-like | bf16 | 1 | none"),
     "loop-float32": (lambda n: loop(n, "", 4, torch.float32), 1, "mamf.Meter | Llama-like | fp32 | 4 | none"),
@@ -554,7 +610,7 @@ def _device_of_rank() -> torch.device:
 
 
 def _joined_device() -> torch.device:
-    """Of this rank, whose process group is made first."""
+    """Create the process group if there are several ranks. Return the device of this rank."""
     device = _device_of_rank()
     if _HAS_ACCELERATOR:
         torch.accelerator.set_device_index(device.index)
@@ -565,14 +621,14 @@ def _joined_device() -> torch.device:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--one", choices=SETUPS, help="run this set-up here; print a line of JSON")
-    parser.add_argument("--steps", type=int, default=20, help="optimizer steps (default: 20)")
+    parser.add_argument("--one", choices=SETUPS, help="run this set-up in this process; print a line of JSON")
+    parser.add_argument("--steps", type=int, default=20, help="number of optimizer steps (default: 20)")
     options = parser.parse_args(arguments)
     if options.one:
         warnings.simplefilter("default")
         found = SETUPS[options.one][0](options.steps)
         line = json.dumps(found | {"rank": int(os.environ.get("RANK", 0))})
-        os.write(1, f"{line}\n".encode())  # at once: two ranks share the pipe
+        os.write(1, f"{line}\n".encode())  # in one call, because two ranks share the pipe
         if dist.is_initialized():
             dist.destroy_process_group()
         return 0
@@ -583,7 +639,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _print_row(name: str, steps: int) -> int:
-    """One row per rank."""
+    """Run a set-up in separate processes, and print a row for each rank. Return the exit code.
+
+    The exit code is 0 if the set-up is left out because of a missing library or too few devices.
+    """
     _, ranks, cells = SETUPS[name]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     if _HAS_ACCELERATOR and torch.accelerator.device_count() < ranks:

@@ -6,7 +6,7 @@ The tool measures launches of 4 us to 0.5 ms in burst. Then it queues the same l
 torch.profiler, whose times do not include the overhead of events. The profiler's time of a launch begins with the first
 kernel or memset of the launch and ends with the last one. It includes memsets because torch.mm of 4096x4096x4096 on an
 H100 begins with a memset of 0.7 us. The two times may differ by the accuracy of the timer (mamf/timers.csv) or by
-0.5 %, whichever is larger. The exit code is 1 if they differ by more.
+0.5 %, whichever is larger. If a pair of times differs by more, the exit code is 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mamf.engine.regimes import BurstRegime, StoppingRule
 from mamf.measurement import Measurement, compute_relative_timing_error, find_timer_calibration
 from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 
-# A cache flush is a memset or a fill kernel that takes at least this long. A memset that is part of a launch is shorter.
+# A cache flush is a memset or a fill kernel that takes at least this long. The memsets of a launch are shorter.
 FLUSHES, MIN_FLUSH_MICROSECONDS = ("memset", "fill"), 10
 TRAINS, TRAIN, LEAD = 24, 5, 12
 REST_RATIO, SHORTEST_REST_SECONDS = 4, 0.002
@@ -83,12 +83,12 @@ def trains(backend: Backend, launch: Callable[[], object]) -> None:
             launch()
             end = backend.record_mark()
         backend.synchronize()
-        # Rest as long as mamf does in burst, so that the clock returns to its maximum.
+        # Rest between trains, as mamf does in burst, so that the clock returns to its maximum.
         time.sleep(max(SHORTEST_REST_SECONDS, REST_RATIO * TRAIN * backend.compute_seconds_between(start, end)))
 
 
 def profiled_seconds(backend: Backend, case: Case) -> float:
-    """Return the median time of a launch in the profile. Raises SystemExit if the profile does not have all launches."""
+    """Return the profiler's median time of a launch. Raises SystemExit if the profile does not contain all launches."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 

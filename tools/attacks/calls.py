@@ -26,7 +26,8 @@ HANG_SECONDS, HANG_SECONDS_BY_THE_CLOCK = 10.0, 60.0
 EXIT_CODES = (0, 1, 2, 3, 130)
 #: A module that damaged logs name as a kernel. mamf must not import it.
 FORBIDDEN = "attacks.never_imported"
-#: The end of the line that mamf prints for a log whose last line is incomplete. Any other message follows this line.
+#: The end of the note that mamf prints about a log with an incomplete last line. The note may come before the one line
+#: of an error, so it does not count as a second line.
 _NOTICE = "is incomplete and ignored"
 _NULL = os.open(os.devnull, os.O_WRONLY)
 _CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -48,8 +49,8 @@ class Counts:
     name: str
     of: Counter[str] = field(default_factory=Counter)
     codes: Counter[int | None] = field(default_factory=Counter)
-    #: One example of each fault, by its message without names and numbers. Without these keys, many examples of the
-    #: first fault would leave no room for others.
+    #: One example of each fault. The key is its message without names and numbers, so that many similar faults share
+    #: one example and leave room for others.
     examples: dict[str, str] = field(default_factory=dict)
 
     def fault(self, kind: str, where: str, what: str, number: int = 1) -> None:
@@ -70,7 +71,7 @@ def table(attacks: Iterable[Counts]) -> str:
 
 
 class Killed(BaseException):
-    """An exception that stands for the end of a process in virtual time. mamf must not handle it."""
+    """An exception that represents the end of a process in virtual time. mamf must not handle it."""
 
 
 class _Hang(Killed):
@@ -135,7 +136,7 @@ def _faults(ended: Ended) -> Iterator[str]:
 
 
 def _where(error: BaseException) -> str:
-    """Describe an exception and the innermost function of mamf in its traceback, so that different faults differ."""
+    """Describe an exception. To tell faults apart, name the innermost function of mamf in the traceback."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}mamf{os.sep}" in frame.filename] or frames
     return f"{type(error).__name__} in {Path(own[-1].filename).stem} {own[-1].name}: {str(error)[:300]}"

@@ -35,7 +35,7 @@ _MOST_FAULTS_OF_A_RUN, _MOST_RESUMPTIONS, _HANG_SECONDS = 6, 30, 60.0
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the complete lines of a log, which are the lines that mamf reads. If the file is missing, return none."""
+    """Return the complete lines of a log, which are the lines that mamf reads. A missing log has no lines."""
     data = path.read_bytes() if path.is_file() else b""
     return [line for line in data.splitlines(keepends=True) if line.endswith(b"\n")]
 
@@ -65,7 +65,7 @@ def judge(run: Run, path: Path, whole: Path, counts: Counts) -> None:
         counts.fault("lost", run.name, f"{lost} rows were never measured", lost)
     if _ceilings(path) != _ceilings(whole):
         counts.fault("other", run.name, f"ceilings of {_ceilings(path)}, not of {_ceilings(whole)}")
-    # In real logs, equal samples mean that rows were copied. But the simulated device repeats the same noise in each
+    # In real logs, equal samples are a sign of copied rows. But the simulated device repeats the same noise in each
     # process, so a resumed run may contain equal samples.
     usual = {"equal-samples", *(finding.rule for finding in review_log(whole).findings)}
     for finding in review_log(path).findings:
@@ -75,8 +75,8 @@ def judge(run: Run, path: Path, whole: Path, counts: Counts) -> None:
 
 
 def _steps(path: Path) -> Iterator[str]:
-    """Yield a key for each row that a resumed run must not measure again. On purpose, it repeats references and rows
-    that failed or ran out of memory.
+    """Yield a key for each row that a resumed run must not measure again: all rows except references, which it measures
+    again on purpose, and rows that failed or ran out of memory.
     """
     for row in records(path):
         if row["record"] == "measurement" and not row["is_reference"] and row["status"] not in TRANSIENT_STATUSES:
@@ -85,7 +85,9 @@ def _steps(path: Path) -> Iterator[str]:
 
 
 def _ceilings(path: Path) -> set[str]:
-    """Return the problem and the regime of each ceiling that was written after the log was last resumed."""
+    """Return the problem and the regime of each ceiling in a log. If the log was resumed, return only those after the
+    last resumption.
+    """
     last = b"".join(whole_lines(path)).rpartition(b'{"record": "resume"')[2].splitlines()
     found = (json.loads(line) for line in last if line.startswith(b'{"record": "ceiling"'))
     return {json.dumps([ceiling.get("problem"), ceiling["regime"]]) for ceiling in found}
@@ -137,7 +139,7 @@ class Met(NamedTuple):
     fault: Fault | None = None
 
 
-#: A function that runs a command while a fault occurs. Its parameters are the command, the path of the log that the
+#: A function that runs a command and causes a fault in it. Its parameters are the command, the path of the log that the
 #: command writes, the log of the same run without faults (None: cause no fault), a random generator, and the counts.
 Execute = Callable[[Sequence[str], Path, Path | None, Random, Counts], Met]
 
@@ -184,7 +186,7 @@ def survive(run: Run, folder: Path, whole: Path, execute: Execute, random: Rando
                 return None
         elif gone := _count_missing(before, whole_lines(path)):
             counts.fault("lost", run.name, f"resuming it took {gone} records away", gone)
-        # In half of these cases, simulate a power failure: cut off a random part of what this command wrote.
+        # After half of the kills, simulate a power failure: cut off a random part of what this command wrote.
         if fault is _kill and path.is_file() and random.random() < 0.5:
             size = path.stat().st_size
             os.truncate(path, random.randint(min(len(b"".join(before)), size), size))
@@ -253,7 +255,7 @@ PROCESSES = (
     Run("bandwidth", ("bandwidth", *BACKEND, *BANDWIDTH), "--pattern copy read write triad"),
     Run("find", ("find", *BACKEND, *MATMUL), "--regime burst --budget 2s", is_search=True),
 )
-#: The signals that end processes, each with the fault that stands for it in ``Met``.
+#: The signals that end processes, each with the fault that represents it in ``Met``.
 ENDS_OF_PROCESSES = {signal.SIGKILL: _kill, **{each: _signal(each) for each in (signal.SIGINT, signal.SIGTERM)}}
 
 

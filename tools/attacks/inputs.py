@@ -24,8 +24,8 @@ from mamf.cli.parser import CommandParser
 
 # -- odd values --------------------------------------------------------------------------------------------------------
 
-#: Values that json.dumps cannot write, or writes in another form. ``edit`` writes a placeholder in their place, such as
-#: "@nan@", and then replaces this text.
+#: Texts that ``edit`` writes into logs as JSON values, by placeholder. json.dumps cannot write most of them, so
+#: ``edit`` first writes a placeholder such as "@nan@", and then replaces it.
 _RAW = {'"@nan@"': "NaN", '"@huge@"': "1e400", '"@minus@"': "-Infinity", '"@digits@"': "9" * 5000, '"@zero@"': "-0"}
 _RAW['"@deep@"'] = "[" * 20_000 + "]" * 20_000
 _TEXTS = ["", " ", "text", "nan", "\x1b[31mred\x1b[0m", "\x07\x08\r\n", "\u202egnp.exe", "\ud800", "x" * 5000]

@@ -161,8 +161,10 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
     plan, has_counters = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not has_counters):
         return plan
-    resumption = f"mamf {get_resume_command(log)} --resume {shlex.quote(str(log.path))}"
-    raise LogMismatchError(f"{log.path} is the log of {make_run_title(plan)}: resume it with '{resumption}'")
+    raise LogMismatchError(
+        f"{log.path} is the log of {make_run_title(plan)}: resume it with 'mamf {get_resume_command(log)} --resume "
+        f"{shlex.quote(str(log.path))}'"
+    )
 
 
 def get_resume_command(log: RunLog) -> str:
@@ -188,10 +190,14 @@ def require_same_plan(options: argparse.Namespace, logged_plan: Plan, requested_
     if logged_plan.is_shared:
         requested_plan = requested_plan.make_plan_for_rank(logged_plan.options.rank, logged_plan.options.ranks)
     logged_values, requested_values = map(_collect_option_values, (logged_plan, requested_plan))
+    # Only options that are not compared by themselves, such as --m or --preset, can change the shapes.
+    compared_names = {prefix + name.replace("-", "_") for name in logged_values for prefix in ("", "field_")}
+    may_set_shapes = bool(options.given_names - (compared_names - {"shapes"}) - _NOT_PLAN_OPTIONS)
     for name in sorted(logged_values, key=lambda each: not _may_have_been_typed(options, each)):
-        if logged_values[name] != requested_values[name]:
-            is_typed = _may_have_been_typed(options, name)
-            raise make_contradiction_error(options, name, logged_values[name], requested_values[name], is_typed)
+        if logged_values[name] != requested_values[name] and (name != "shapes" or may_set_shapes):
+            raise make_contradiction_error(
+                options, name, logged_values[name], requested_values[name], _may_have_been_typed(options, name)
+            )
 
 
 def _may_have_been_typed(options: argparse.Namespace, option: str) -> bool:

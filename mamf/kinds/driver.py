@@ -160,7 +160,11 @@ class Run(RunSetup):
     def _open_log(self) -> RunLogWriter:
         findings = [
             *run_machine_checks(self.backend),
-            *(check_search_time(self.backend, self.plan) if self.resumed_log is None else []),
+            *check_search_time(
+                self.backend,
+                self.plan,
+                spent_seconds=((self.resumed_log and self.resumed_log.log.summary) or {}).get("elapsed_seconds", 0.0),
+            ),
             *self.check_results,
         ]
         self.findings = [finding for finding in findings if finding.check_name not in self.skipped_checks]

@@ -223,6 +223,15 @@ def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
+def test_an_option_that_agrees_with_the_log_to_resume_does_not_change_its_shapes(sweep, tmp_path):
+    sweep("--m", "256", "512", "--output", "run.jsonl", "--budget", "1.0001s")
+    code, _, err = sweep("--resume", "run.jsonl", "--dtype", "bfloat16")
+    assert (code, err) == (0, "")
+    assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 2
+    code, _, err = sweep("--resume", "run.jsonl", "--dtype", "float16")
+    assert (code, "--dtype float16 contradicts run.jsonl" in err) == (2, True)
+
+
 def test_a_budget_within_the_warm_up_of_classic_is_refused(sweep):
     code, _, err = sweep("--m", "256", "--regime", "classic", "--budget", "12s", "--output", "x")
     assert code == 2
@@ -290,7 +299,7 @@ def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
     assert "measurements left: continue with --resume" in out
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
-    counts = re.search(r"complete; (\d+) measurements in [\d.]+ s since the run was resumed, 31 in total", out)
+    counts = re.search(r"complete; (\d+) measurements in [\d.]+ s since the last interruption, 31 in total", out)
     assert counts and 0 < int(counts[1]) < 31
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 31
 

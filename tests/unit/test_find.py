@@ -542,8 +542,13 @@ def test_a_search_with_less_time_than_a_quick_one_says_that_its_ceilings_may_be_
     _, out, err = find("--regime", "burst", "sustained", *options, "--output", "short.jsonl")
     assert (warning in " ".join((out + err).split())) == is_short
     assert (warning in run("show", "short.jsonl")[1]) == is_short
-    _, _, err = find("--resume", "short.jsonl", "--budget", "5s")
-    assert "has only 5 s" not in err, "a resumed search keeps the grid of its first run, so it must not warn"
+
+
+@pytest.mark.parametrize(("budget", "is_short"), [("5s", True), ("30s", False)])
+def test_the_time_of_a_resumed_search_includes_the_time_before(find, budget, is_short):
+    find("--regime", "burst", "sustained", "--budget", "3s", "--output", "short.jsonl")
+    _, _, err = find("--resume", "short.jsonl", "--budget", budget)
+    assert ("the search has only 8.33 s" in " ".join(err.split())) == is_short
 
 
 def test_the_report_repeats_remarks_about_the_measurements_that_confirm_a_ceiling(whole, tmp_path):

@@ -186,8 +186,15 @@ class AutoprofileCommands:
 
     def _make_resumable_command(self, log_name: str, *command: str) -> tuple[str, list[str]]:
         budget, log_file = f"{self._budget_seconds * _BUDGET_SHARE_BY_LOG_NAME[log_name]:.0f}s", f"{log_name}.jsonl"
-        output_options = ["--requeue" if self._has_log(log_name) else "--output", str(self.folder / log_file)]
-        return log_file, [*command, *self._device_options, "--budget", budget, *output_options]
+        output_option = "--requeue" if self._has_log(log_name) else "--output"
+        return log_file, [
+            *command,
+            *self._device_options,
+            "--budget",
+            budget,
+            output_option,
+            str(self.folder / log_file),
+        ]
 
     def _make_ceiling_options(self, regime: str) -> list[str]:
         """Return ``--ceiling LOG`` as arguments, where LOG is the log of ceilings in the folder. Return no arguments if

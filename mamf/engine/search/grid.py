@@ -220,22 +220,24 @@ def plan_search(
     return plan, kernels
 
 
-def check_search_time(backend: Backend, plan: Plan) -> list[CheckResult]:
+def check_search_time(backend: Backend, plan: Plan, spent_seconds: float = 0.0) -> list[CheckResult]:
     """Return a warning if a search for matmul ceilings has less time than ``mamf find --quick``, or than 45 % of this
     time if it measures only one regime. A short search compares few shapes, and on a CPU only small ones.
+
+    ``spent_seconds``: how long a resumed search has measured before, in addition to the plan's budget.
     """
     seconds = (
         QUICK_BUDGET_SECONDS
         * (1.0 if backend.is_accelerator else CPU_QUICK_BUDGET_FACTOR)
         * (1.0 if len(plan.regimes) > 1 else 0.45)
     )
-    if not plan.is_search or plan.budget_seconds is None or plan.budget_seconds >= seconds:
+    if not plan.is_search or plan.budget_seconds is None or spent_seconds + plan.budget_seconds >= seconds:
         return []
     return [
         CheckResult(
             SEARCH_TIME_CHECK,
             "warning",
-            f"the search has only {plan.budget_seconds:.3g} s, so its ceilings may be too low",
+            f"the search has only {spent_seconds + plan.budget_seconds:.3g} s, so its ceilings may be too low",
             command=f"give this search {seconds:.0f} s or more",
         )
     ]

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mamf.cli.parser import CommandParser
 from mamf.cli.planning import add_launch_options, make_measurement_request
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line
+from mamf.cli.watching import exit_on_ctrl_c
 from mamf.errors import UsageError
 from mamf.kernel import Work
 from mamf.measurement import TERA
@@ -61,13 +62,15 @@ def add_options(parser: CommandParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.engine.launching import launch_in_profiler_window, time_kernel_parts
-    from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
+    with exit_on_ctrl_c():
+        from mamf.engine.launching import launch_in_profiler_window, time_kernel_parts
+        from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
+        from mamf.profiling.running import record_device_kernels
 
-    operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
-    request = make_measurement_request(operation, options)
-    backend = open_backend(options.backend or "auto", options.device or 0)
-    ((_, kernel),) = choose_kernels(operation, backend, [options.kernel])
+        operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
+        request = make_measurement_request(operation, options)
+        backend = open_backend(options.backend or "auto", options.device or 0)
+        ((_, kernel),) = choose_kernels(operation, backend, [options.kernel])
     shape = _get_single_value(
         "shape", tuple(request.make_labeled_shapes(backend)), f"--shape {operation.shape_example}"
     )
@@ -76,15 +79,10 @@ def run_with_options(options: argparse.Namespace) -> int:
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)
         return 0
-    watch_kernels = None
-    if options.kernel_names:
-        from mamf.profiling.running import record_device_kernels
-
-        watch_kernels = record_device_kernels
     launches = launch_in_profiler_window(
         *(kernel, problem, shape, backend, options.launches),
         not options.no_verify,
-        watch_kernels,
+        record_device_kernels if options.kernel_names else None,
         _DETERMINISM_LAUNCHES if options.determinism else 0,
     )
     problem_words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])

@@ -25,7 +25,7 @@ if signal.getsignal(getattr(signal, "SIGHUP", signal.SIGINT)) == signal.SIG_IGN:
 # Imported modules and collected tests are never garbage, so scan them less often.
 gc.set_threshold(50_000)
 
-OF_A_DEVICE = Path(__file__).parent / "device"
+DEVICE_TESTS = Path(__file__).parent / "device"
 
 # No deadline, because tests must not fail on a slow or busy machine. The examples are the same in every run, so that a
 # failure can be repeated. tools/attack.py searches for new examples.
@@ -39,15 +39,15 @@ def pytest_xdist_auto_num_workers(config):
 
     Run all other tests on every core.
     """
-    asked = (Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args)
-    if any(path.is_relative_to(OF_A_DEVICE) for path in asked):
+    test_paths = (Path(config.invocation_params.dir, argument.partition("::")[0]).resolve() for argument in config.args)
+    if any(path.is_relative_to(DEVICE_TESTS) for path in test_paths):
         config.option.dist = "no"
         return 0
     return None
 
 
 # For each marker whose tests run only on request: the reason that pytest gives when it skips them.
-APART = {
+SKIP_REASONS_BY_MARKER = {
     "docs": "half a minute: python -m pytest -m docs",
     "emulated": "half a minute: python -m pytest -m emulated",
     "browser": "needs a browser, and a minute: python -m pytest -m browser",
@@ -56,7 +56,7 @@ APART = {
 
 def pytest_collection_modifyitems(config, items):
     """Skip tests that take long or need a browser, unless -m names their marker."""
-    for marker, reason in APART.items():
+    for marker, reason in SKIP_REASONS_BY_MARKER.items():
         if marker not in config.option.markexpr:
             for item in items:
                 if item.get_closest_marker(marker):
@@ -80,10 +80,10 @@ def looked_at_load():
 
     Tests then neither wait while psutil measures the load of this host, nor get warnings about a busy host.
     """
-    real = psutil.cpu_percent
+    real_cpu_percent = psutil.cpu_percent
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(psutil, "cpu_percent", lambda interval: 3.0)
-        yield real
+        yield real_cpu_percent
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -139,12 +139,12 @@ def run(tmp_path, monkeypatch, capsys):
     """
     monkeypatch.chdir(tmp_path)
 
-    def command(*arguments):
+    def run_command(*arguments):
         try:
             code = main(list(arguments))
         except SystemExit as stop:
             code = stop.code
         return code, *capsys.readouterr()
 
-    command.folder = tmp_path
-    return command
+    run_command.folder = tmp_path
+    return run_command

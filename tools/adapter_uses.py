@@ -15,7 +15,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 #: The names that have the same meaning in all adapters, as variables or as attributes, and the dotted path of each.
-KNOWN = {
+PATHS_BY_NAME = {
     "amdsmi": "amdsmi",
     "hlml": "pyhlml",
     "nvml": "pynvml",
@@ -26,12 +26,12 @@ KNOWN = {
     "vendor": "vendor",
 }
 #: By file: the parameters that contain a function of a library, and the dotted path of that function.
-PARAMETERS = {"mamf/operations/attention/aiter.py": {"function": "aiter.flash_attn_func"}}
+PATHS_BY_PARAMETER = {"mamf/operations/attention/aiter.py": {"function": "aiter.flash_attn_func"}}
 #: The helpers through which adapters call a library, and the number of arguments that each puts before the given
 #: arguments: 1 for the handle of the device, or 0.
-HELPERS = {"call_or_none": 1, "call_system_or_none": 0}
+ADDED_ARGUMENTS_BY_HELPER = {"call_or_none": 1, "call_system_or_none": 0}
 #: The files to search, and the modules that the name ``vendor`` can mean in each.
-VENDORS = {
+VENDORS_BY_FILE = {
     "backends/_card_sharing.py": (),
     "backends/_nvml.py": ("torch.cuda",),
     "backends/cpu.py": (),
@@ -65,24 +65,24 @@ class Use:
     is_optional: bool = False
 
 
-def uses(file: str, text: str | None = None) -> list[Use]:
+def list_uses(file: str, text: str | None = None) -> list[Use]:
     """Return all uses in a file of the repository. ``text``: the content of the file; by default, read it."""
     walker = _Walker(file)
     walker.visit(ast.parse((ROOT / file).read_text() if text is None else text))
-    found = []
-    for use in walker.found:
-        optional = any(use.path == path or use.path.startswith(f"{path}.") for path in walker.optional)
-        for path in _with_vendors(use.path, VENDORS[file]):
-            found.append(Use(path, use.place, use.arguments, use.keywords, optional))
-    return found
+    uses = []
+    for use in walker.uses:
+        is_optional = any(use.path == path or use.path.startswith(f"{path}.") for path in walker.optional_paths)
+        for path in _expand_vendor(use.path, VENDORS_BY_FILE[file]):
+            uses.append(Use(path, use.place, use.arguments, use.keywords, is_optional))
+    return uses
 
 
-def all_uses() -> list[Use]:
-    """Return the uses in all files of ``VENDORS``."""
-    return [use for file in VENDORS for use in uses(file)]
+def list_all_uses() -> list[Use]:
+    """Return the uses in all files of ``VENDORS_BY_FILE``."""
+    return [use for file in VENDORS_BY_FILE for use in list_uses(file)]
 
 
-def _with_vendors(path: str, vendors: Iterable[str]) -> list[str]:
+def _expand_vendor(path: str, vendors: Iterable[str]) -> list[str]:
     """Return the paths that ``path`` can mean: if it begins with ``vendor``, one for each of ``vendors``."""
     head, _, rest = path.partition(".")
     return [f"{vendor}.{rest}" for vendor in vendors] if head == "vendor" else [path]
@@ -93,29 +93,30 @@ class _Walker(ast.NodeVisitor):
 
     def __init__(self, file: str) -> None:
         self.file = file
-        self.found: list[Use] = []
-        self.optional: set[str] = set()
+        self.uses: list[Use] = []
+        self.optional_paths: set[str] = set()
         # The paths that each variable can mean at the current position in the file.
-        self.paths: dict[str, list[str]] = {name: [path] for name, path in PARAMETERS.get(file, {}).items()}
+        self.paths: dict[str, list[str]] = {name: [path] for name, path in PATHS_BY_PARAMETER.get(file, {}).items()}
         self.texts: dict[str, list[str]] = {}  # the strings that each variable can contain
 
-    def resolve(self, node: ast.expr) -> list[str]:
+    def list_paths(self, node: ast.expr) -> list[str]:
         """Return the paths that an expression can mean, or an empty list if it does not belong to a library."""
         match node:
             case ast.Name(name):
-                return self.paths.get(name) or _known(name)
+                return self.paths.get(name) or _look_up_known_name(name)
             case ast.Attribute(owner, name):
-                return [f"{path}.{name}" for path in self.resolve(owner)] or _known(name)
+                return [f"{path}.{name}" for path in self.list_paths(owner)] or _look_up_known_name(name)
             case ast.Call(ast.Name("getattr"), [owner, name, *_]):
-                return [f"{path}.{text}" for path in self.resolve(owner) for text in self.literals(name)]
+                return [f"{path}.{text}" for path in self.list_paths(owner) for text in self.list_texts(name)]
             case ast.Call(function, arguments):
-                called = self.resolve(arguments[0] if _name(function) in HELPERS and arguments else function)
+                is_helper = _get_function_name(function) in ADDED_ARGUMENTS_BY_HELPER and arguments
+                called = self.list_paths(arguments[0] if is_helper else function)
                 return called if called == ["vendor"] else [f"{path}()" for path in called]
             case ast.IfExp(_, first, second) | ast.BoolOp(_, [first, second]):
-                return self.resolve(first) or self.resolve(second)
+                return self.list_paths(first) or self.list_paths(second)
         return []
 
-    def literals(self, node: ast.expr) -> list[str]:
+    def list_texts(self, node: ast.expr) -> list[str]:
         """Return the strings that an expression can contain, as far as the file writes them out."""
         match node:
             case ast.Constant(str(text)):
@@ -123,80 +124,85 @@ class _Walker(ast.NodeVisitor):
             case ast.Name(name):
                 return self.texts.get(name, [])
             case ast.Tuple(parts):
-                return [text for part in parts for text in self.literals(part)]
+                return [text for part in parts for text in self.list_texts(part)]
             case ast.Dict(keys):
-                return [text for key in keys if key for text in self.literals(key)]
+                return [text for key in keys if key for text in self.list_texts(key)]
             case ast.Call(ast.Attribute(owner, "items")):
-                return self.literals(owner)
+                return self.list_texts(owner)
         return []
 
-    def note(self, node: ast.expr, paths: Iterable[str], arguments: int | None = None, keywords: object = ()) -> None:
+    def add_uses(
+        self, node: ast.expr, paths: Iterable[str], arguments: int | None = None, keywords: Iterable[ast.keyword] = ()
+    ) -> None:
         place = f"{Path(self.file).name}:{node.lineno}"
-        names = tuple(each.arg or "" for each in keywords)  # type: ignore[attr-defined]
-        self.found += [Use(path, place, arguments, names) for path in paths if "." in path]
+        names = tuple(keyword.arg or "" for keyword in keywords)
+        self.uses += [Use(path, place, arguments, names) for path in paths if "." in path]
 
-    def note_fields(self, node: ast.expr, answer: ast.expr, names: Iterable[ast.expr]) -> list[str]:
-        """Record a use of each field in ``names`` if ``answer`` is the result of a call. Return their paths."""
-        paths = [path for path in self.resolve(answer) if path.endswith("()")]
-        fields = [f"{path}.{text}" for path in paths for name in names for text in self.literals(name)]
-        self.note(node, fields)
+    def add_field_uses(self, node: ast.expr, result: ast.expr, names: Iterable[ast.expr]) -> list[str]:
+        """Record a use of each field in ``names`` if ``result`` is the result of a call. Return their paths."""
+        paths = [path for path in self.list_paths(result) if path.endswith("()")]
+        fields = [f"{path}.{text}" for path in paths for name in names for text in self.list_texts(name)]
+        self.add_uses(node, fields)
         return fields
 
-    def bind(self, target: ast.expr, value: ast.expr) -> None:
+    def bind_variable(self, target: ast.expr, value: ast.expr) -> None:
         target = target.elts[0] if isinstance(target, ast.Tuple) else target
         if isinstance(target, ast.Name):
-            self.paths[target.id], self.texts[target.id] = self.resolve(value), self.literals(value)
+            self.paths[target.id], self.texts[target.id] = self.list_paths(value), self.list_texts(value)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.note(node, self.resolve(node))
+        self.add_uses(node, self.list_paths(node))
         if not isinstance(node.value, ast.Attribute):
             self.visit(node.value)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        self.note_fields(node, node.value, [node.slice])
+        self.add_field_uses(node, node.value, [node.slice])
         self.generic_visit(node)
 
     def visit_Call(self, node: ast.Call) -> None:
-        name, arguments = _name(node.func), node.args
-        inner: list[ast.AST] = [*arguments, *node.keywords]
+        name, arguments = _get_function_name(node.func), node.args
+        nodes_inside: list[ast.AST] = [*arguments, *node.keywords]
         if name == "getattr":
-            self.note(node, self.resolve(node))
-            self.optional |= set(self.resolve(node)) if len(arguments) > 2 else set()
-        elif name in HELPERS and arguments:
-            self.note_call(node, self.resolve(arguments[0]), HELPERS[name] - 1)
+            self.add_uses(node, self.list_paths(node))
+            self.optional_paths |= set(self.list_paths(node)) if len(arguments) > 2 else set()
+        elif name in ADDED_ARGUMENTS_BY_HELPER and arguments:
+            self.add_call_uses(node, self.list_paths(arguments[0]), ADDED_ARGUMENTS_BY_HELPER[name] - 1)
         elif name == "get_first_number":
-            self.optional |= set(self.note_fields(node, arguments[0], arguments[1:]))
+            self.optional_paths |= set(self.add_field_uses(node, arguments[0], arguments[1:]))
         elif name == "get" and isinstance(node.func, ast.Attribute):
-            self.optional |= set(self.note_fields(node, node.func.value, arguments[:1]))
+            self.optional_paths |= set(self.add_field_uses(node, node.func.value, arguments[:1]))
         else:
-            self.note_call(node, self.resolve(node.func), 0)
+            self.add_call_uses(node, self.list_paths(node.func), 0)
         if isinstance(node.func, ast.Attribute):
-            inner.append(node.func.value)
-        for each in inner:
-            self.visit(each)
+            nodes_inside.append(node.func.value)
+        for inner_node in nodes_inside:
+            self.visit(inner_node)
 
-    def note_call(self, node: ast.Call, paths: list[str], more: int) -> None:
-        """Record a call of a library. ``more``: by how much its number of arguments exceeds that of ``node``."""
-        is_countable = not any(isinstance(each, ast.Starred) for each in node.args)
-        self.note(node, paths, len(node.args) + more if is_countable else None, node.keywords)
+    def add_call_uses(self, node: ast.Call, paths: list[str], added_arguments: int) -> None:
+        """Record a call of a library.
+
+        ``added_arguments``: by how much the number of its arguments exceeds that of ``node``.
+        """
+        has_fixed_count = not any(isinstance(argument, ast.Starred) for argument in node.args)
+        self.add_uses(node, paths, len(node.args) + added_arguments if has_fixed_count else None, node.keywords)
 
     def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> None:
         self.generic_visit(node)
         target = node.targets[0] if isinstance(node, ast.Assign) else node.target
         if node.value is not None and not isinstance(target, ast.Tuple):
-            self.bind(target, node.value)
+            self.bind_variable(target, node.value)
 
     visit_AnnAssign = visit_Assign
 
     def visit_For(self, node: ast.For | ast.comprehension) -> None:
-        self.bind(node.target, node.iter)
+        self.bind_variable(node.target, node.iter)
         self.generic_visit(node)
 
     visit_comprehension = visit_For
 
     def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
-        for each in node.generators:
-            self.visit(each)
+        for generator in node.generators:
+            self.visit(generator)
         for part in (node.key, node.value) if isinstance(node, ast.DictComp) else (node.elt,):
             self.visit(part)
 
@@ -204,14 +210,14 @@ class _Walker(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
         """Visit a function. Forget its variables afterwards."""
-        outside = dict(self.paths), dict(self.texts)
+        variables_outside = dict(self.paths), dict(self.texts)
         self.generic_visit(node)
-        self.paths, self.texts = outside
+        self.paths, self.texts = variables_outside
 
 
-def _known(name: str) -> list[str]:
-    return [KNOWN[name]] if name in KNOWN else []
+def _look_up_known_name(name: str) -> list[str]:
+    return [PATHS_BY_NAME[name]] if name in PATHS_BY_NAME else []
 
 
-def _name(function: ast.expr) -> str:
+def _get_function_name(function: ast.expr) -> str:
     return function.id if isinstance(function, ast.Name) else getattr(function, "attr", "")

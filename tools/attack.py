@@ -25,8 +25,8 @@ from pathlib import Path
 from random import Random
 
 from attacks import faults, inputs
-from attacks.calls import Counts, table
-from attacks.honest import little_work, make
+from attacks.calls import Counts, format_table
+from attacks.honest import make_logs, shorten_runs
 
 #: The function of each attack, and how many inputs or faults it uses by default. A function with a parameter ``logs``
 #: gets undamaged logs.
@@ -39,51 +39,55 @@ ATTACKS: dict[str, tuple[Callable[..., Counts], int]] = {
 }
 #: If a process uses more than the first number of bytes, the exit code is 1. The second is a limit on allocations: a
 #: process that reaches it gets a MemoryError before the machine runs out of memory.
-_MOST_BYTES, _LIMIT_BYTES = 2 * 10**9, 3 * 10**9
+_MAX_PEAK_BYTES, _ALLOCATION_LIMIT_BYTES = 2 * 10**9, 3 * 10**9
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    usual = ", ".join(f"{name} {count}" for name, (_, count) in ATTACKS.items())
+    default_counts = ", ".join(f"{name} {count}" for name, (_, count) in ATTACKS.items())
     parser.add_argument(
-        "attacks", nargs="*", metavar="NAME", help=f"attacks to run (default: all); their default counts are {usual}"
+        "attacks",
+        nargs="*",
+        metavar="NAME",
+        help=f"attacks to run (default: all); their default counts are {default_counts}",
     )
     parser.add_argument("--share", type=float, default=1.0, help="factor for the default counts (default: 1)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random inputs and faults (default: 0)")
     options = parser.parse_args()
-    if wrong := set(options.attacks) - ATTACKS.keys():
-        parser.error(f"there is no attack {min(wrong)!r}: {', '.join(ATTACKS)}")
+    if unknown_names := set(options.attacks) - ATTACKS.keys():
+        parser.error(f"unknown attack {min(unknown_names)!r}: use some of {', '.join(ATTACKS)}")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # Make stdin empty, because attacks name /dev/stdin as a log.
-    resource.setrlimit(resource.RLIMIT_DATA, (_LIMIT_BYTES, _LIMIT_BYTES))
-    found = []
-    with tempfile.TemporaryDirectory() as name, little_work():
+    resource.setrlimit(resource.RLIMIT_DATA, (_ALLOCATION_LIMIT_BYTES, _ALLOCATION_LIMIT_BYTES))
+    all_counts = []
+    with tempfile.TemporaryDirectory() as name, shorten_runs():
         # Attacks also name the folder "..", so work in a folder whose parent contains no other files.
         folder = Path(name, "attacked")
         folder.mkdir()
         os.chdir(folder)
-        logs = make(folder)
+        logs = make_logs(folder)
         for name in options.attacks or ATTACKS:
-            (attack, count), own, began = ATTACKS[name], folder / name, time.monotonic()
-            own.mkdir()
-            given = (logs,) if "logs" in inspect.signature(attack).parameters else ()
+            (attack, count), attack_folder, started_at = ATTACKS[name], folder / name, time.monotonic()
+            attack_folder.mkdir()
+            log_arguments = (logs,) if "logs" in inspect.signature(attack).parameters else ()
             random = Random(f"{name} {options.seed}")
-            found.append(attack(*given, own, random, max(1, round(count * options.share))))
-            print(f"{found[-1].name}: {time.monotonic() - began:.0f} s, {_most_bytes() / 1e6:.0f} MB", file=sys.stderr)
-    return _report(found, options.seed)
+            all_counts.append(attack(*log_arguments, attack_folder, random, max(1, round(count * options.share))))
+            seconds = time.monotonic() - started_at
+            print(f"{all_counts[-1].name}: {seconds:.0f} s, {_measure_peak_bytes() / 1e6:.0f} MB", file=sys.stderr)
+    return _print_report(all_counts, options.seed)
 
 
-def _report(found: list[Counts], seed: int) -> int:
-    for counts in found:
+def _print_report(all_counts: list[Counts], seed: int) -> int:
+    for counts in all_counts:
         for example in counts.examples.values():
             print(f"{counts.name}: {example!a}")
-        if codes := ", ".join(f"{code}: {times}" for code, times in counts.codes.most_common()):
+        if codes := ", ".join(f"{code}: {occurrences}" for code, occurrences in counts.codes.most_common()):
             print(f"{counts.name}, exit codes: {codes}")
-    print(f"seed {seed}; the largest process took {_most_bytes() / 1e6:.0f} MB\n")
-    print(table(found))
-    return 0 if all(counts.is_clean for counts in found) and _most_bytes() <= _MOST_BYTES else 1
+    print(f"seed {seed}; the largest process used {_measure_peak_bytes() / 1e6:.0f} MB\n")
+    print(format_table(all_counts))
+    return 0 if all(counts.is_clean for counts in all_counts) and _measure_peak_bytes() <= _MAX_PEAK_BYTES else 1
 
 
-def _most_bytes() -> int:
+def _measure_peak_bytes() -> int:
     """Return the peak memory of this process or of its largest child so far, whichever is larger, in bytes."""
     return max(resource.getrusage(who).ru_maxrss * 1024 for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 

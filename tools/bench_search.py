@@ -9,8 +9,8 @@ are missing in the file are shapes that cannot be measured (NaN).
 
 The tool runs each search several times with different random seeds. The table shows the rate of the best shape that a
 search found, in percent of the best rate in the landscape: the median and the worst of all seeds. The rates in the
-table do not include the noise. Repeated measurements of a shape count as one measurement. "ms a step" is the mean time
-that the search needs between two measurements, and "longest" is the longest time.
+table do not include the noise. Repeated measurements of a shape count as one measurement. "ms per step" is the mean
+time that the search needs between two measurements, and "longest" is the longest time.
 
 A simulated chip imitates a matmul library. The library uses the fastest of several tile sizes. The time of a matmul
 grows with the number of waves that its tiles need, and the time of a wave grows with K. Each shape also has a small
@@ -46,7 +46,7 @@ class Chip:
     - ``bandwidth``: the memory bandwidth in bytes per second.
     - ``tiles``: the tile sizes of the kernels as M, N, and the share of a compute unit's peak that the kernel reaches.
     - ``startup_k``: the time that a wave needs to start, expressed as an additional length of K.
-    - ``own``: the standard deviation of the random deviation that each shape has.
+    - ``deviation``: the standard deviation of the random deviation that each shape has.
     - ``lost_to_size``: the share of its speed that a kernel loses if C is 20480 x 20480. With a smaller C, it loses
       proportionally less.
     - ``kept_at_k``: two lengths of K, each with the share of its speed that a kernel keeps. Below the first and above
@@ -58,26 +58,26 @@ class Chip:
     bandwidth: float = 3.3e12
     tiles: tuple[tuple[int, int, float], ...] = ((128, 256, 0.86), (256, 128, 0.85), (128, 128, 0.80), (64, 256, 0.76))
     startup_k: float = 220.0
-    own: float = 0.001
+    deviation: float = 0.001
     lost_to_size: float = 0.0
     kept_at_k: tuple[tuple[int, float], tuple[int, float]] = ((0, 1.0), (1, 1.0))
 
-    def tflops(self, shape: MatmulShape, seed: int = 0) -> float:
+    def compute_tflops(self, shape: MatmulShape, seed: int = 0) -> float:
         """Return the rate of a shape. ``seed``: selects the random deviations of the shapes."""
-        seconds = min(self._seconds(shape, *tile) for tile in self.tiles)
-        own = random.Random(f"{seed} {shape}").gauss(0.0, self.own)
-        kept = 1 - self.lost_to_size * shape.m * shape.n / 20480**2
+        seconds = min(self._compute_seconds(shape, *tile) for tile in self.tiles)
+        deviation = random.Random(f"{seed} {shape}").gauss(0.0, self.deviation)
+        speed = 1 - self.lost_to_size * shape.m * shape.n / 20480**2
         (first, kept_first), (last, kept_last) = self.kept_at_k
-        kept *= kept_first + (kept_last - kept_first) * min(max((shape.k - first) / (last - first), 0.0), 1.0)
-        return shape.flop / seconds / 1e12 * kept * math.exp(own)
+        speed *= kept_first + (kept_last - kept_first) * min(max((shape.k - first) / (last - first), 0.0), 1.0)
+        return shape.flop / seconds / 1e12 * speed * math.exp(deviation)
 
-    def _seconds(self, shape: MatmulShape, tile_m: int, tile_n: int, share: float) -> float:
+    def _compute_seconds(self, shape: MatmulShape, tile_m: int, tile_n: int, share: float) -> float:
         tiles = math.ceil(shape.m / tile_m) * math.ceil(shape.n / tile_n)
         waves = math.ceil(tiles / self.compute_units)
-        flops_of_unit = self.peak_tflops * 1e12 / self.compute_units * share
-        computing = waves * 2 * tile_m * tile_n * (shape.k + self.startup_k) / flops_of_unit
+        flops_per_unit = self.peak_tflops * 1e12 / self.compute_units * share
+        compute_seconds = waves * 2 * tile_m * tile_n * (shape.k + self.startup_k) / flops_per_unit
         nbytes = 2 * sum(shape.element_counts.values())
-        return max(computing, nbytes / self.bandwidth) + 2e-6
+        return max(compute_seconds, nbytes / self.bandwidth) + 2e-6
 
 
 #: Chips that were not used to tune the search.
@@ -109,12 +109,12 @@ EDGES = {
 BEST_ELSEWHERE = Chip(tiles=((128, 256, 0.89), (256, 128, 0.89)), startup_k=300.0, lost_to_size=0.15)
 
 
-def made(chip: Chip, shapes: Iterable[MatmulShape], seed: int = 0) -> Landscape:
+def simulate_landscape(chip: Chip, shapes: Iterable[MatmulShape], seed: int = 0) -> Landscape:
     """Return the landscape of a simulated chip."""
-    return {shape: chip.tflops(shape, seed) for shape in shapes}
+    return {shape: chip.compute_tflops(shape, seed) for shape in shapes}
 
 
-def recorded(path: Path) -> Landscape:
+def read_landscape(path: Path) -> Landscape:
     """Read a landscape from a CSV file with the columns m, n, k and tflops."""
     with path.open(encoding="utf-8", newline="") as lines:
         rows = list(csv.DictReader(lines))
@@ -123,10 +123,10 @@ def recorded(path: Path) -> Landscape:
 
 # -- searches ----------------------------------------------------------------------------------------------------------
 
-CHECKPOINTS = (50, 100, 150, 200)
-COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in CHECKPOINTS for kind in ("median", "worst")))
-TIMES = ("ms a step", "longest")
-MADE_SIZES = range(1024, 21504, 1024)
+MEASUREMENT_COUNTS = (50, 100, 150, 200)
+COLUMNS = ("landscape", "search", *(f"{kind} {count}" for count in MEASUREMENT_COUNTS for kind in ("median", "worst")))
+TIME_COLUMNS = ("ms per step", "longest")
+SIMULATED_SIZES = range(1024, 21504, 1024)
 # For the chips in EDGES: the sizes of M and N, and the sizes of K.
 EDGE_SIZES = (range(1024, 17408, 1024), (*range(1024, 21504, 1024), 24576, 32768, 40960, 49152, 65536))
 
@@ -136,77 +136,87 @@ class Task:
     """A landscape to search, and its grid. The rate of a shape that is not in the landscape is NaN."""
 
     name: str
-    truth: Landscape
+    rates: Landscape
     compute_units: int
     grid: MatmulGrid = field(init=False)
     best: float = field(init=False)
 
     def __post_init__(self) -> None:
-        sizes = (sorted({getattr(shape, name) for shape in self.truth}) for name in "mnk")
+        sizes = (sorted({getattr(shape, name) for shape in self.rates}) for name in "mnk")
         self.grid = MatmulGrid(*sizes)
-        self.best = max(self.truth.values())
-        if len(self.truth) < CHECKPOINTS[-1]:
-            raise SystemExit(f"{self.name} has {len(self.truth)} shapes: a search may measure {CHECKPOINTS[-1]}")
+        self.best = max(self.rates.values())
+        if len(self.rates) < MEASUREMENT_COUNTS[-1]:
+            raise SystemExit(
+                f"{self.name} has too few shapes ({len(self.rates)}): give at least {MEASUREMENT_COUNTS[-1]}, "
+                "because a search measures as many"
+            )
 
 
-def made_task(name: str, chip: Chip) -> Task:
-    sizes, lengths = EDGE_SIZES if name in EDGES else (MADE_SIZES, MADE_SIZES)
-    return Task(name, made(chip, MatmulGrid(sizes, sizes, lengths).list_shapes()), chip.compute_units)
+def make_task(name: str, chip: Chip) -> Task:
+    sizes, lengths = EDGE_SIZES if name in EDGES else (SIMULATED_SIZES, SIMULATED_SIZES)
+    return Task(name, simulate_landscape(chip, MatmulGrid(sizes, sizes, lengths).list_shapes()), chip.compute_units)
 
 
-class SpentError(Exception):
+class MeasurementsSpentError(Exception):
     """The error that stops a search after its last permitted measurement."""
 
 
-class Meter:
+class RateLookup:
     """A function that measures a shape by looking up its rate.
 
-    - ``seen``: the measured shapes, in order, with the rates that the search received.
-    - ``steps``: the seconds that the search took before each measurement.
+    - ``measured_rates``: the measured shapes, in order, with the rates that the search received.
+    - ``step_seconds``: the seconds that the search took before each measurement.
     """
 
     def __init__(self, task: Task, noise: float, seed: int) -> None:
         self.task = task
-        self.seen: dict[MatmulShape, float] = {}
-        self.steps: list[float] = []
+        self.measured_rates: dict[MatmulShape, float] = {}
+        self.step_seconds: list[float] = []
         self._noise = noise
         self._random = random.Random(seed)
-        self._since = time.perf_counter()
+        self._last_measured_at = time.perf_counter()
 
     def __call__(self, shape: MatmulShape) -> float:
-        self.steps.append(time.perf_counter() - self._since)
-        if shape not in self.seen:
-            if len(self.seen) == CHECKPOINTS[-1]:
-                raise SpentError
-            self.seen[shape] = self.task.truth.get(shape, math.nan) * self._random.gauss(1.0, self._noise)
-        self._since = time.perf_counter()
-        return self.seen[shape]
+        self.step_seconds.append(time.perf_counter() - self._last_measured_at)
+        if shape not in self.measured_rates:
+            if len(self.measured_rates) == MEASUREMENT_COUNTS[-1]:
+                raise MeasurementsSpentError
+            self.measured_rates[shape] = self.task.rates.get(shape, math.nan) * self._random.gauss(1.0, self._noise)
+        self._last_measured_at = time.perf_counter()
+        return self.measured_rates[shape]
 
-    def reached(self, count: int) -> float:
+    def compute_best_share(self, count: int) -> float:
         """Return the best rate among the first ``count`` measured shapes, as a share of the landscape's best rate."""
-        return max(self.task.truth.get(shape, 0.0) for shape in list(self.seen)[:count]) / self.task.best
+        return max(self.task.rates.get(shape, 0.0) for shape in list(self.measured_rates)[:count]) / self.task.best
 
 
-def run(task: Task, compute_units: int | None, noise: float, seeds: range) -> list[str]:
+def run_searches(task: Task, compute_units: int | None, noise: float, seeds: range) -> list[str]:
     """Run the search once for each seed. Return the cells of its row in the table: the rates, then the times."""
-    meters = []
+    lookups = []
     for seed in seeds:
-        meter = Meter(task, noise, seed)
-        with contextlib.suppress(SpentError):
-            find_best(meter, task.grid, compute_units=compute_units, max_measurements=CHECKPOINTS[-1], seed=seed)
-        meters.append(meter)
+        lookup = RateLookup(task, noise, seed)
+        with contextlib.suppress(MeasurementsSpentError):
+            find_best(
+                lookup, task.grid, compute_units=compute_units, max_measurements=MEASUREMENT_COUNTS[-1], seed=seed
+            )
+        lookups.append(lookup)
     cells = []
-    for count in CHECKPOINTS:
-        reached = [meter.reached(count) for meter in meters]
-        cells += [f"{100 * value:.2f}" for value in (statistics.median(reached), min(reached))]
+    for count in MEASUREMENT_COUNTS:
+        best_shares = [lookup.compute_best_share(count) for lookup in lookups]
+        cells += [f"{100 * share:.2f}" for share in (statistics.median(best_shares), min(best_shares))]
     # Leave out the time before the first measurement: it occurs only once, and no device waits during it.
-    steps = [1000 * step for meter in meters for step in meter.steps[1:]]
-    return [*cells, f"{statistics.fmean(steps):.1f}", f"{max(steps):.1f}"]
+    milliseconds = [1000 * step for lookup in lookups for step in lookup.step_seconds[1:]]
+    return [*cells, f"{statistics.fmean(milliseconds):.1f}", f"{max(milliseconds):.1f}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("landscape", type=Path, metavar="LANDSCAPE.csv")
+    parser.add_argument(
+        "landscape",
+        type=Path,
+        metavar="LANDSCAPE.csv",
+        help="rates of matmul shapes, with the columns m, n, k and tflops",
+    )
     parser.add_argument(
         "--compute-units", type=int, default=132, help="number of compute units of the recorded device (default: 132)"
     )
@@ -220,19 +230,22 @@ def main() -> None:
     parser.add_argument(
         "--noise", type=float, default=0.0, help="standard deviation of a measurement, as a share (default: 0)"
     )
-    parser.add_argument("--made", action="store_true")
+    parser.add_argument("--made", action="store_true", help="also search the simulated chips (default: only the file)")
     options = parser.parse_args()
-    tasks = [Task(options.landscape.stem, recorded(options.landscape), options.compute_units)]
+    tasks = [Task(options.landscape.stem, read_landscape(options.landscape), options.compute_units)]
     if options.made:
-        tasks += [made_task(name, chip) for name, chip in (CHIPS | EDGES).items()]
-    print(f"best reached in %, by measurements; {options.seeds} seeds from {options.first_seed}, noise {options.noise}")
+        tasks += [make_task(name, chip) for name, chip in (CHIPS | EDGES).items()]
+    print(
+        f"best rate found, in % of the highest rate, after {MEASUREMENT_COUNTS[0]} to {MEASUREMENT_COUNTS[-1]} "
+        f"measurements; {options.seeds} seeds from {options.first_seed}, noise {options.noise}"
+    )
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     lines = [
-        [task.name, name, *run(task, units, options.noise, seeds)]
+        [task.name, name, *run_searches(task, units, options.noise, seeds)]
         for task in tasks
         for name, units in (("mamf", task.compute_units), ("mamf, compute units unknown", None))
     ]
-    print(align_table((*COLUMNS, *TIMES), lines, COLUMNS[:2]), end="")
+    print(align_table((*COLUMNS, *TIME_COLUMNS), lines, COLUMNS[:2]), end="")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from mamf.report.shares import ShareCalculator
 from mamf.text import Markup
 
 ROOT = Path(__file__).resolve().parents[1]
-_HEADS = {
+_COLUMN_HEADINGS = {
     "head_dims": "d",
     "cache_len": "cached tokens",
     "page_size": "page size",
@@ -50,7 +50,7 @@ class FigureError(Exception):
 
 
 @functools.cache
-def read_any(path: str) -> RunLog | FinderRun:
+def read_any_log(path: str) -> RunLog | FinderRun:
     """Return a log. Each log is read only once. ``path``: the path relative to the root of the repository."""
     try:
         log: RunLog | FinderRun = mamf.read_log(ROOT / path)
@@ -59,10 +59,10 @@ def read_any(path: str) -> RunLog | FinderRun:
     return log
 
 
-def read(path: str) -> RunLog:
+def read_log(path: str) -> RunLog:
     """Read a log of mamf. Raises FigureError for a log of mamf-finder, because it does not contain samples."""
-    if isinstance(log := read_any(path), FinderRun):
-        raise FigureError(f"{path} is a log of mamf-finder, which holds no samples")
+    if isinstance(log := read_any_log(path), FinderRun):
+        raise FigureError(f"{path} is a log of mamf-finder, which contains no samples: give a log of mamf")
     return log
 
 
@@ -76,23 +76,23 @@ def split_words(words: Iterable[str]) -> tuple[list[str], dict[str, list[str]]]:
         else:
             paths.append(word)
     if not paths:
-        raise FigureError("no log is named")
+        raise FigureError("no log is given: add the path of at least one log")
     return paths, options
 
 
 # -- rows and their cells ----------------------------------------------------------------------------------------------
 
 
-def field(row: Measurement, name: str) -> str:
+def format_field(row: Measurement, name: str) -> str:
     """Return a field of a row's shape, of its problem or of the row as the text that a table shows."""
     if name == "page_size" and row.shape.page_size is None:
         return MISSING_VALUE
-    for holder in (row.shape, row.problem, row):
-        value = getattr(holder, name, None)
-        if value is not None and not isinstance(value, re.Pattern):  # not the regular expression of a shape class
+    for owner in (row.shape, row.problem, row):
+        value = getattr(owner, name, None)
+        if value is not None:
             break
     else:
-        raise FigureError(f"a row of {row.operation} has no field {name!r}")
+        raise FigureError(f"rows of {row.operation} have no field {name!r}: name a field of the shape, problem or row")
     if name == "causal":
         return "causal" if value else "full"
     if name == "timed":
@@ -101,32 +101,32 @@ def field(row: Measurement, name: str) -> str:
 
 
 #: Texts that do not sort by alphabet, and their order.
-_ORDER = {"fwd": 0, "bwd": 1}
+_TEXT_ORDER = {"fwd": 0, "bwd": 1}
 
 
-def natural(text: str) -> tuple[int, float, str]:
+def make_sort_key(text: str) -> tuple[int, float, str]:
     """Return a sort key: numbers and sizes sort by value, fwd sorts before bwd, and other texts sort by alphabet."""
-    found = re.match(r"\d+(?:\.\d+)?", text)
+    match = re.match(r"\d+(?:\.\d+)?", text)
     scale = next((power for power, unit in enumerate(("KiB", "MiB", "GiB"), 1) if text.endswith(unit)), 0)
-    return _ORDER.get(text, -1), float(found[0]) * 1024.0**scale if found else 0.0, text
+    return _TEXT_ORDER.get(text, -1), float(match[0]) * 1024.0**scale if match else 0.0, text
 
 
-def rows_of(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measurement]:
+def select_rows(log: RunLog, filters: Mapping[str, Sequence[str]]) -> Iterator[Measurement]:
     """Yield the successfully measured rows whose fields match ``filters``, except reference rows.
 
     ``filters``: the accepted values of each field. Rows of a search are left out unless ``filters`` contains ``phase``.
     """
     for row in log.measurements:
         is_kept = row.ok and not row.is_reference and ("phase" in filters or not row.phase)
-        if is_kept and all(field(row, name) in values for name, values in filters.items()):
+        if is_kept and all(format_field(row, name) in values for name, values in filters.items()):
             yield row
 
 
-def percent(share: float | None, digits: int = 1) -> str:
+def format_percent(share: float | None, digits: int = 1) -> str:
     return MISSING_VALUE if share is None else f"{100 * share:.{digits}f} %"
 
 
-def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
+def compute_share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     """Return MAMFU (share of the ceiling), or None without a ceiling.
 
     Use the matmul ceiling in the log if there is one, and otherwise the known ceiling that the log names.
@@ -135,27 +135,34 @@ def share_of_ceiling(row: Measurement, log: RunLog) -> float | None:
     return compute_share_of_known_ceiling(row, log.known_ceilings) if share is None else share
 
 
-def share_kept(row: Measurement, log: RunLog) -> float:
-    """Return the rate of a row of ``mamf overlap``, divided by the rate of the same work when it runs alone."""
-    problem = replace(row.problem, alone=True)
-    return row.best_rate / next(
-        each.best_rate for each in log.measurements if (each.problem, each.shape) == (problem, row.shape)
-    )
+def compute_kept_share(row: Measurement, log: RunLog) -> float:
+    """Return the rate of a row of ``mamf overlap``, divided by the rate of the same work when it runs alone.
+
+    Raises FigureError if the log has no rate of the work alone.
+    """
+    alone = replace(row.problem, alone=True)
+    rows = (other for other in log.measurements if other.ok and (other.problem, other.shape) == (alone, row.shape))
+    row_alone = next(rows, None)
+    if row_alone is None:
+        raise FigureError(
+            f"{log.path.name} has no rate of {row.shape} alone: give a log that also measures the work alone"
+        )
+    return row.best_rate / row_alone.best_rate
 
 
 #: Functions that format one value of a row, by the name of the value.
 CELLS: Mapping[str, Callable[[Measurement, RunLog], str]] = {
     "rate": lambda row, log: format_four_digits(row.best_rate),
     "GB/s": lambda row, log: format_four_digits(1000 * row.best_rate),
-    "share": lambda row, log: percent(share_of_ceiling(row, log)),
-    "kept": lambda row, log: percent(share_kept(row, log)),
+    "share": lambda row, log: format_percent(compute_share_of_ceiling(row, log)),
+    "kept": lambda row, log: format_percent(compute_kept_share(row, log)),
     "ms": lambda row, log: f"{1e3 * row.seconds:#.4g}",
-    "cycles": lambda row, log: percent(row.conditions.used_cycle_share),
-    "MBU": lambda row, log: percent(
+    "cycles": lambda row, log: format_percent(row.conditions.used_cycle_share),
+    "MBU": lambda row, log: format_percent(
         ShareCalculator(log.header, roofs=build_roofs_from_logs([log])).compute_row_mbu(row)
     ),
     "MHz": lambda row, log: f"{(row.conditions.true_clock_hz or 0) / 1e6:.0f} MHz",
-    "quantization": lambda row, log: percent(float(row.details["quantization_error"])),
+    "quantization": lambda row, log: format_percent(float(row.details["quantization_error"])),
 }
 
 
@@ -174,7 +181,7 @@ def single_figure(path: str, expression: str) -> str:
 
     Raises FigureError if the log does not have the figure.
     """
-    log = read_any(path)
+    log = read_any_log(path)
     words = expression.split()
     try:
         if isinstance(log, FinderRun) and expression == "seconds":
@@ -188,20 +195,22 @@ def single_figure(path: str, expression: str) -> str:
             return format_four_digits(log.ceilings[words[0]].rate)
         if words[1:] == ["best"]:
             return format_four_digits(rank_rows_by_regime(log.measurements)[words[0]][0].best_rate)
-        show = CELLS[words[0]]
+        format_cell = CELLS[words[0]]
     except KeyError as error:
-        raise FigureError(f"{path} has no {expression!r}: {error} is unknown") from None
+        raise FigureError(f"{path} has no figure {expression!r}: it does not contain {error}") from None
     filters = {name: [value] for name, _, value in (word.partition("=") for word in words[1:])}
-    rows = list(rows_of(log, filters))
+    rows = list(select_rows(log, filters))
     if not rows or (len(rows) > 1 and "phase" not in filters):
-        raise FigureError(f"{path}: {len(rows)} rows match {expression!r}, not one")
-    return show(max(rows, key=lambda row: row.best_rate), log)
+        raise FigureError(
+            f"{path}: {len(rows)} rows match {expression!r}: change or add fields until exactly one row matches"
+        )
+    return format_cell(max(rows, key=lambda row: row.best_rate), log)
 
 
 # -- tables of rows ----------------------------------------------------------------------------------------------------
 
 
-def matrix_table(words: Sequence[str]) -> str:
+def make_matrix_table(words: Sequence[str]) -> str:
     """Return a table of rows of run logs, arranged by their fields.
 
     - ``rows=``: the fields in the first columns. Each combination of their values gets a line.
@@ -216,56 +225,63 @@ def matrix_table(words: Sequence[str]) -> str:
     """
     paths, options = split_words(words)
     if not {"rows", "columns"} <= options.keys():
-        raise FigureError("it needs rows= and columns=")
+        raise FigureError("rows= or columns= is missing: give both")
     row_names, (column_name,) = options.pop("rows"), options.pop("columns")
-    cell_names, best = options.pop("cell", ["rate"]), options.pop("best", [])
-    found: dict[tuple[str, ...], dict[str, list[tuple[Measurement, RunLog]]]] = {}
+    cell_names, bold_options = options.pop("cell", ["rate"]), options.pop("best", [])
+    cells_by_line: dict[tuple[str, ...], dict[str, list[tuple[Measurement, RunLog]]]] = {}
     cards: dict[str, str] = {}
     for number, path in enumerate(paths, 1):
-        log = read(path)
+        log = read_log(path)
         device = log.header["device"]
         card = cards.setdefault(device["uuid_hash"], f"{device['name'].split()[1]}, card {len(cards) + 1}")
-        of_log = {"log": str(number), "card": card}
-        for row in rows_of(log, options):
-            column = of_log.get(column_name) or field(row, column_name)
-            cell = found.setdefault(tuple(field(row, name) for name in row_names), {}).setdefault(column, [])
-            if all(other is log for _, other in cell):
+        log_fields = {"log": str(number), "card": card}
+        for row in select_rows(log, options):
+            column = log_fields.get(column_name) or format_field(row, column_name)
+            line = cells_by_line.setdefault(tuple(format_field(row, name) for name in row_names), {})
+            cell = line.setdefault(column, [])
+            if all(other_log is log for _, other_log in cell):
                 cell.append((row, log))
-    if not found:
-        raise FigureError(f"no row of these logs is asked for by {options}")
-    seen = {column for line in found.values() for column in line}
-    columns = [each for each in options.get(column_name, sorted(seen, key=natural)) if each in seen]
+    if not cells_by_line:
+        raise FigureError(f"no row of these logs matches {options}: change these options, or give other logs")
+    used_columns = {column for line in cells_by_line.values() for column in line}
+    ordered_columns = options.get(column_name, sorted(used_columns, key=make_sort_key))
+    columns = [column for column in ordered_columns if column in used_columns]
     lines = []
-    for key in sorted(found, key=lambda key: [natural(part) for part in key]):
-        fastest = max((row.best_rate for cell in found[key].values() for row, _ in cell), default=0.0)
-        cells = [_cell(found[key].get(column, ()), cell_names, fastest if best else None) for column in columns]
+    for key in sorted(cells_by_line, key=lambda key: [make_sort_key(part) for part in key]):
+        fastest = max((row.best_rate for cell in cells_by_line[key].values() for row, _ in cell), default=0.0)
+        bold_rate = fastest if bold_options else None
+        cells = [_format_cell(cells_by_line[key].get(column, ()), cell_names, bold_rate) for column in columns]
         lines.append([*key, *cells])
-    heads = [_HEADS.get(name, name) for name in row_names]
-    return format_markdown_table([*heads, *columns], lines, heads)
+    headings = [_COLUMN_HEADINGS.get(name, name) for name in row_names]
+    return format_markdown_table([*headings, *columns], lines, headings)
 
 
-def _cell(held: Sequence[tuple[Measurement, RunLog]], names: Sequence[str], fastest: float | None) -> str:
-    if not held:
+def _format_cell(
+    rows_and_logs: Sequence[tuple[Measurement, RunLog]], names: Sequence[str], bold_rate: float | None
+) -> str:
+    """Return a cell with the values of its rows. ``bold_rate``: print the cell in bold if a row has this rate."""
+    if not rows_and_logs:
         return MISSING_VALUE
     texts = []
+    slowest_first = sorted(rows_and_logs, key=lambda row_and_log: row_and_log[0].best_rate)
     for name in names:
-        shown = [CELLS[name](*each) for each in sorted(held, key=lambda each: each[0].best_rate)]
-        texts.append(shown[0] if shown[0] == shown[-1] else f"{shown[0]} to {shown[-1]}")
+        values = [CELLS[name](*row_and_log) for row_and_log in slowest_first]
+        texts.append(values[0] if values[0] == values[-1] else f"{values[0]} to {values[-1]}")
     text = " / ".join(texts)
-    return Markup(f"**{text}**") if fastest is not None and held[-1][0].best_rate == fastest else text
+    return Markup(f"**{text}**") if bold_rate is not None and rows_and_logs[-1][0].best_rate == bold_rate else text
 
 
 # -- tables of ceilings ------------------------------------------------------------------------------------------------
 
 
-def label(log: RunLog) -> str:
+def describe_find(log: RunLog) -> str:
     """Return the dtype of a find, and whether its matmuls use fast accumulation."""
     problem = next(iter(log.ceilings.values())).problem
     fast = ", fast accumulation" if getattr(problem, "fast_accumulation", False) else ""
     return f"{problem.dtype}{fast}"
 
 
-def winners_table(words: Sequence[str]) -> str:
+def make_winners_table(words: Sequence[str]) -> str:
     """Return a table with one line for each log of a find, and columns for burst and sustained.
 
     A line shows the kernels that the find tried, the ceilings, the fastest kernel, and how much faster that kernel is
@@ -273,29 +289,29 @@ def winners_table(words: Sequence[str]) -> str:
     """
     lines = []
     for path in split_words(words)[0]:
-        log = read(path)
-        cells = [label(log), ", ".join(log.plan.kernels)]
+        log = read_log(path)
+        cells = [describe_find(log), ", ".join(log.plan.kernels)]
         for regime in ("burst", "sustained"):
             ceiling = log.ceilings[regime]
             gain = ceiling.gain_over_default
             cells += [
                 format_four_digits(ceiling.rate),
                 ceiling.kernel,
-                MISSING_VALUE if gain is None else percent(gain, 1).replace("-0.0 %", "0.0 %"),
+                MISSING_VALUE if gain is None else format_percent(gain, 1).replace("-0.0 %", "0.0 %"),
             ]
         lines.append(cells)
-    heads = [
+    headings = [
         "dtype",
         "kernels tried",
         *(column for regime in ("burst", "sustained") for column in (f"{regime} TFLOPS", "fastest kernel", "gain")),
     ]
-    return format_markdown_table(heads, lines, {"dtype", "kernels tried", "fastest kernel"})
+    return format_markdown_table(headings, lines, {"dtype", "kernels tried", "fastest kernel"})
 
 
 # -- runs of mamf-finder -----------------------------------------------------------------------------------------------
 
 
-def finder_repeats_table(words: Sequence[str]) -> str:
+def make_finder_repeats_table(words: Sequence[str]) -> str:
     """Return a table that shows how repeatable mamf-finder and mamf are.
 
     The logs are several runs of mamf-finder and several sweeps over the same shapes on one card. For each program and
@@ -304,28 +320,31 @@ def finder_repeats_table(words: Sequence[str]) -> str:
     """
     paths, options = split_words(words)
     groups: dict[tuple[str, str], list[tuple[Mapping[object, float], float]]] = {}
-    for log in map(read_any, paths):
+    for log in map(read_any_log, paths):
         for name in options["figure"]:
             if isinstance(log, FinderRun):
                 tool, seconds = "mamf-finder", log.elapsed_seconds
                 rates = {row.shape: row.tflops[name] for row in log.rows if name in row.tflops}
             else:
                 tool, seconds = f"mamf, {log.measurements[0].regime}", (log.summary or {})["elapsed_seconds"]
-                rates = {str(row.shape): row.compute_rate(name) for row in rows_of(log, {})}
+                rates = {str(row.shape): row.compute_rate(name) for row in select_rows(log, {})}
             groups.setdefault((tool, name), []).append((rates, seconds or 0.0))
     lines = []
     for (tool, name), runs in groups.items():
-        bests_of_runs = [max(rates.values()) for rates, _ in runs]
-        apart = [_apart([rates[shape] for rates, _ in runs]) for shape in runs[0][0]]
-        took = f"{statistics.median(seconds for _, seconds in runs):.0f} s"
-        spreads = [percent(each, 1) for each in (_apart(bests_of_runs), statistics.median(apart), max(apart))]
-        lines.append([tool, name, " ".join(map(format_four_digits, bests_of_runs)), *spreads, took])
-    heads = ["program", "figure", "best TFLOPS of each run", "spread of the best", "median spread of a shape"]
-    heads += ["largest spread of a shape", "run time"]
-    return format_markdown_table(heads, lines, set(heads[:3]))
+        best_rates = [max(rates.values()) for rates, _ in runs]
+        shape_spreads = [_compute_spread([rates[shape] for rates, _ in runs]) for shape in runs[0][0]]
+        run_time = f"{statistics.median(seconds for _, seconds in runs):.0f} s"
+        shown_spreads = [
+            format_percent(spread, 1)
+            for spread in (_compute_spread(best_rates), statistics.median(shape_spreads), max(shape_spreads))
+        ]
+        lines.append([tool, name, " ".join(map(format_four_digits, best_rates)), *shown_spreads, run_time])
+    headings = ["program", "figure", "best TFLOPS of each run", "spread of the best", "median spread of a shape"]
+    headings += ["largest spread of a shape", "run time"]
+    return format_markdown_table(headings, lines, set(headings[:3]))
 
 
-def _apart(rates: Sequence[float]) -> float:
+def _compute_spread(rates: Sequence[float]) -> float:
     """Return by which share the highest of the rates exceeds the lowest."""
     return max(rates) / min(rates) - 1
 
@@ -340,46 +359,46 @@ class _Terminal(io.StringIO):
         return True
 
 
-def terminal_table(words: Sequence[str]) -> str:
+def make_terminal_table(words: Sequence[str]) -> str:
     """Return the output of a mamf command on a terminal with 80 columns, as a code block.
 
     If ``lines=8`` or ``last=3`` is given, "..." replaces the middle of the output: ``lines=8`` keeps the first 8 lines
     (default: 1), and ``last=3`` keeps the last 3 lines (default: 0).
     """
     with mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"):
-        return _output(words, _Terminal())
+        return _run_mamf(words, _Terminal())
 
 
-def mamf_table(words: Sequence[str]) -> str:
+def make_mamf_table(words: Sequence[str]) -> str:
     """Return the output of a mamf command that does not print on a terminal, as a code block.
 
-    ``lines=`` and ``last=`` shorten the output, as in ``terminal_table``.
+    ``lines=`` and ``last=`` shorten the output, as in ``make_terminal_table``.
     """
-    return _output(words, io.StringIO())
+    return _run_mamf(words, io.StringIO())
 
 
-def _output(words: Sequence[str], text: io.StringIO) -> str:
+def _run_mamf(words: Sequence[str], text: io.StringIO) -> str:
     """Run a mamf command that prints into ``text``. Return its output as a code block."""
     paths, options = split_words(words)
     with contextlib.redirect_stdout(text):
         mamf_command([str(ROOT / word) if (ROOT / word).is_file() else word for word in paths])
-    shown = text.getvalue().replace(f"{ROOT}/", "")
+    output = text.getvalue().replace(f"{ROOT}/", "")
     if options:
         first, last = (int(options.get(name, ["0"])[0]) for name in ("lines", "last"))
-        lines = shown.splitlines(keepends=True)
-        shown = "".join([*lines[: first or 1], "...\n", *lines[len(lines) - last :]])
-    if not shown:
-        raise FigureError(f"'mamf {' '.join(words)}' prints nothing")
-    return f"{_FENCE}\n{shown}{_FENCE}\n"
+        lines = output.splitlines(keepends=True)
+        output = "".join([*lines[: first or 1], "...\n", *lines[len(lines) - last :]])
+    if not output:
+        raise FigureError(f"'mamf {' '.join(words)}' prints nothing: give a command that prints a report")
+    return f"{_FENCE}\n{output}{_FENCE}\n"
 
 
-def simulated_table(words: Sequence[str]) -> str:
+def make_simulated_table(words: Sequence[str]) -> str:
     """Run a command on the simulated device. Return its report for a terminal with 80 columns, as a code block.
 
     Leave out the lines above the first blank line, because they name the torch version of this machine.
     """
     if SIMULATED not in words:
-        raise FigureError(f"the command does not measure on {SIMULATED}")
+        raise FigureError(f"the command does not measure on the simulated device: add --backend {SIMULATED}")
     text = _Terminal()
     with (
         mock.patch.dict(os.environ, COLUMNS="80", NO_COLOR="1"),
@@ -394,20 +413,20 @@ def simulated_table(words: Sequence[str]) -> str:
 
 
 TABLES: Mapping[str, Callable[[Sequence[str]], str]] = {
-    "matrix": matrix_table,
-    "winners": winners_table,
-    "finder-repeats": finder_repeats_table,
-    "mamf": mamf_table,
-    "terminal": terminal_table,
-    "simulated": simulated_table,
+    "matrix": make_matrix_table,
+    "winners": make_winners_table,
+    "finder-repeats": make_finder_repeats_table,
+    "mamf": make_mamf_table,
+    "terminal": make_terminal_table,
+    "simulated": make_simulated_table,
 }
 
 
-def table(what: str) -> str:
-    """Return a table in markdown. ``what``: the name of the table in ``TABLES``, and the words to pass to it."""
-    name, *words = shlex.split(what)
+def make_table(description: str) -> str:
+    """Return a table in markdown. ``description``: the name of the table in ``TABLES``, and the words to pass to it."""
+    name, *words = shlex.split(description)
     if name not in TABLES:
-        raise FigureError(f"no table is called {name!r}; there are {', '.join(TABLES)}")
+        raise FigureError(f"unknown table {name!r}: use one of {', '.join(TABLES)}")
     try:
         return TABLES[name](words)
     except FigureError as error:

@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from figure_tables import ROOT, FigureError, single_figure, table
+from figure_tables import ROOT, FigureError, make_table, single_figure
 
 from mamf.cli.commands.autoprofile import make_summary_markdown
 
 _AUTOPROFILE = ROOT / "docs" / "autoprofile-h200"
 #: Pages that are generated as a whole, and the functions that generate them.
-WHOLE = {_AUTOPROFILE / "SUMMARY.md": lambda: make_summary_markdown(_AUTOPROFILE, {})}
+GENERATED_PAGES = {_AUTOPROFILE / "SUMMARY.md": lambda: make_summary_markdown(_AUTOPROFILE, {})}
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 _BLOCK = re.compile(
     r"^(?P<start><!-- figures:\s(?P<what>.*?)-->)$.*?^(?P<end><!-- end of figures -->)$", re.DOTALL | re.MULTILINE
@@ -33,38 +33,38 @@ _BLOCK = re.compile(
 _OPENING, _CLOSING = re.compile(r"^<!-- figures:", re.MULTILINE), "<!-- end of figures -->"
 _DEFINITION = re.compile(r'^\[(?P<name>[^\]]+)\]: (?P<path>\S+\.jsonl) "(?P<what>[^"]+)"$', re.MULTILINE)
 _EXCEPTION = re.compile(r"<!-- not from a log: (?P<reason>\S.*?\S) -->$", re.DOTALL)
-_RATES = r"\d (?:TFLOPS|TB/s|GB/s)(?!\w)"
+_RATE = r"\d (?:TFLOPS|TB/s|GB/s)(?!\w)"
 #: Patterns of measured figures. In tables and console output, measured figures have decimals, a percent sign or a unit;
 #: other numbers there are sizes and counts. In text, only rates count as measured figures.
-_SHOWN = re.compile(rf"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|{_RATES}|\d (?:ms|us)\b")
-_MEASURED = {"table": _SHOWN, "console": _SHOWN, "text": re.compile(_RATES)}
-_NEVER, _LINKED = re.compile(r"(?!)"), re.compile(r"\]\[")
+_FIGURE_WITH_DECIMALS = re.compile(rf"(?<![\w.])[\d,]*\d\.\d+(?![\w.])|\d ?%|{_RATE}|\d (?:ms|us)\b")
+_FIGURES_BY_KIND = {"table": _FIGURE_WITH_DECIMALS, "console": _FIGURE_WITH_DECIMALS, "text": re.compile(_RATE)}
+_LINK, _NO_MATCH = re.compile(r"\[([^\[\]]+)\]\[[^\[\]]+\]"), re.compile(r"(?!)")
 
 
-def rewritten(text: str, folder: Path) -> str:
+def regenerate_page(text: str, folder: Path) -> str:
     """Return the text of a page with all tables and figures generated again. ``folder``: the folder of the page.
 
     Raises FigureError if a table or figure cannot be computed or is not marked correctly.
     """
     if len(_OPENING.findall(text)) != len(_BLOCK.findall(text)) or text.count(_CLOSING) != len(_BLOCK.findall(text)):
-        raise FigureError(f"a '<!-- figures: ... -->' and its '{_CLOSING}' do not come in pairs")
-    text = _BLOCK.sub(lambda found: f"{found['start']}\n\n{table(found['what'])}\n{found['end']}", text)
+        raise FigureError(f"'<!-- figures: ... -->' and '{_CLOSING}' do not come in pairs: add the missing comment")
+    text = _BLOCK.sub(lambda match: f"{match['start']}\n\n{make_table(match['what'])}\n{match['end']}", text)
     for definition in _DEFINITION.finditer(text):
-        text = _with_figure(text, definition, folder)
+        text = _update_figure(text, definition, folder)
     return text
 
 
-def _with_figure(text: str, definition: re.Match[str], folder: Path) -> str:
+def _update_figure(text: str, definition: re.Match[str], folder: Path) -> str:
     """Return the text with one figure updated, wherever the page shows it. ``definition``: its link definition."""
-    name, what = definition["name"], definition["what"]
+    name, expression = definition["name"], definition["what"]
     path = os.path.relpath(folder / definition["path"], ROOT)
     try:
-        figure = single_figure(path, what)
+        figure = single_figure(path, expression)
     except FigureError as error:
         raise FigureError(f"figure [{name}]: {error}") from None
     text, count = re.subn(rf"\[[^\[\]]+\]\[{re.escape(name)}\]", f"[{figure}][{name}]", text)
     if not count:
-        raise FigureError(f"figure [{name}]: nothing on the page refers to it")
+        raise FigureError(f"figure [{name}]: no text links to it: write [{figure}][{name}], or delete its definition")
     return text
 
 
@@ -84,24 +84,28 @@ class Passage:
     reason: str | None
 
 
-def unbacked(text: str) -> Iterator[Passage]:
+def find_unbacked_passages(text: str) -> Iterator[Passage]:
     """Yield the passages that show measured figures outside generated blocks.
 
-    Leave out paragraphs that contain reference links (``[838.4][best]``), because these may link to logs.
+    Leave out figures that link to a log, as in ``[838.4][best]``.
     """
-    lines = _BLOCK.sub(lambda found: "\n" * found[0].count("\n"), text).splitlines()
-    above, number = "", 0
-    for kind, group in itertools.groupby(_kinds(lines), lambda pair: pair[0]):
-        passage = [line for _, line in group]
-        shown = "\n".join(passage)
-        if _MEASURED.get(kind, _NEVER).search(shown) and not (kind == "text" and _LINKED.search(shown)):
-            found = _EXCEPTION.search(above)
-            yield Passage(number + 1, passage[0], " ".join(found["reason"].split()) if found else None)
-        above = above if kind == "gap" else shown
-        number += len(passage)
+    names = "|".join(re.escape(definition["name"]) for definition in _DEFINITION.finditer(text))
+    link_to_log = re.compile(rf"\[[^\[\]]+\]\[(?:{names})\]") if names else _NO_MATCH
+    lines = _BLOCK.sub(lambda block: "\n" * block[0].count("\n"), text).splitlines()
+    text_above, line_count = "", 0
+    for kind, group in itertools.groupby(_classify_lines(lines), lambda pair: pair[0]):
+        passage_lines = [line for _, line in group]
+        passage_text = "\n".join(passage_lines)
+        unbacked_text = _LINK.sub(r"\1", link_to_log.sub("", passage_text))
+        if _FIGURES_BY_KIND.get(kind, _NO_MATCH).search(unbacked_text):
+            exception = _EXCEPTION.search(text_above)
+            reason = " ".join(exception["reason"].split()) if exception else None
+            yield Passage(line_count + 1, passage_lines[0], reason)
+        text_above = text_above if kind == "gap" else passage_text
+        line_count += len(passage_lines)
 
 
-def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _classify_lines(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield each line with its kind: comment, table, console (a code block without a language), code, text, or gap."""
     fence, is_comment = "", False
     for line in lines:
@@ -122,19 +126,21 @@ def _kinds(lines: Sequence[str]) -> Iterator[tuple[str, str]]:
 # -- the command -------------------------------------------------------------------------------------------------------
 
 
-def stale(text: str, fresh: str, name: str) -> Iterator[str]:
+def find_stale_lines(text: str, new_text: str, name: str) -> Iterator[str]:
     """Yield the lines in which a page differs from its regenerated text, as a diff."""
-    found = difflib.unified_diff(text.splitlines(), fresh.splitlines(), name, f"{name}, from the logs", "", "", 0, "")
-    return (line for line in found if not line.startswith("@@"))
+    diff_lines = difflib.unified_diff(
+        text.splitlines(), new_text.splitlines(), name, f"{name}, from the logs", "", "", 0, ""
+    )
+    return (line for line in diff_lines if not line.startswith("@@"))
 
 
-def unexplained(text: str, name: str) -> Iterator[str]:
+def list_unexplained_passages(text: str, name: str) -> Iterator[str]:
     """Yield a message for each passage that does not come from a log and does not say why."""
-    for passage in unbacked(text):
+    for passage in find_unbacked_passages(text):
         if passage.reason is None:
             yield (
-                f"{name}:{passage.line}: no log backs {passage.text[:60]!r}; generate it, or say why not above it: "
-                "<!-- not from a log: REASON -->"
+                f"{name}:{passage.line}: no log backs {passage.text[:60]!r}: generate the figures, or write the "
+                "reason above them: <!-- not from a log: REASON -->"
             )
 
 
@@ -147,23 +153,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--check", action="store_true", help="write nothing; exit code 1 if a figure is stale or unexplained"
     )
     options = parser.parse_args(arguments)
-    found: list[str] = []
+    messages: list[str] = []
     for page in [page.resolve() for page in options.pages] or PAGES:
         text = page.read_text(encoding="utf-8")
-        found += [] if page in WHOLE else unexplained(text, page.name)
+        messages += [] if page in GENERATED_PAGES else list_unexplained_passages(text, page.name)
         try:
-            fresh = WHOLE[page]() if page in WHOLE else rewritten(text, page.parent)
+            new_text = GENERATED_PAGES[page]() if page in GENERATED_PAGES else regenerate_page(text, page.parent)
         except FigureError as error:
-            found.append(f"{page.name}: {error}")
+            messages.append(f"{page.name}: {error}")
             continue
         if options.check:
-            found += stale(text, fresh, page.name)
-        elif fresh != text:
-            page.write_text(fresh, encoding="utf-8")
-    print(*found, sep="\n", end="\n" if found else "", file=sys.stderr)
-    if found and options.check:
-        print("run 'python tools/figures.py' to write what is stale", file=sys.stderr)
-    return 1 if found else 0
+            messages += find_stale_lines(text, new_text, page.name)
+        elif new_text != text:
+            page.write_text(new_text, encoding="utf-8")
+    print(*messages, sep="\n", end="\n" if messages else "", file=sys.stderr)
+    if messages and options.check:
+        print("run 'python tools/figures.py' to update stale tables and figures", file=sys.stderr)
+    return 1 if messages else 0
 
 
 if __name__ == "__main__":

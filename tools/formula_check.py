@@ -13,10 +13,10 @@ positions of the convolution.
 
 from __future__ import annotations
 
+import argparse
 from typing import Any, NamedTuple
 
 import torch
-import transformers
 
 import mamf
 
@@ -108,6 +108,8 @@ CASES = (
 
 def compare(case: Case) -> tuple[str, float, float]:
     """Return the architecture of a case, and the FLOP of a forward and backward pass: by formula, and as counted."""
+    import transformers
+
     config = getattr(transformers, case.name)(**case.fields, attn_implementation="eager")
     model = getattr(transformers, case.model).from_config(config, attn_implementation="eager").train()
     ids = torch.randint(3, 90, (_SEQUENCES, _LENGTH))
@@ -128,6 +130,7 @@ def compare(case: Case) -> tuple[str, float, float]:
 
 
 def main() -> int:
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     print("| architecture | formula, MFLOP | counted, MFLOP | by hand | formula / counted |")
     print("|:--|--:|--:|--:|--:|")
     for case in CASES:

@@ -28,7 +28,7 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[1]
-SIZES = ROOT / ".ci" / "size"
+LIMITS_FILE = ROOT / ".ci" / "size"
 TOTAL = "total"
 _NO_CODE = {
     tokenize.COMMENT,
@@ -46,11 +46,11 @@ class Size(NamedTuple):
     statements: int
     lines: int
 
-    def plus(self, other: Size) -> Size:
+    def add(self, other: Size) -> Size:
         return Size(*(one + another for one, another in zip(self, other, strict=True)))
 
 
-def size_of(text: str) -> Size:
+def measure_source(text: str) -> Size:
     """Return the size of one module, given its source code."""
     tree = ast.parse(text)
     statements = sum(isinstance(node, ast.stmt) for node in ast.walk(tree))
@@ -73,11 +73,11 @@ def measure_package(package: Path) -> dict[str, Size]:
     for path in sorted(package.rglob("*.py")):
         inside = path.relative_to(package).parts
         folder = f"{package.name}/{inside[0]}" if len(inside) > 1 else f"{package.name}/*.py"
-        sizes[folder] = sizes.get(folder, Size(0, 0, 0)).plus(size_of(path.read_text(encoding="utf-8")))
+        sizes[folder] = sizes.get(folder, Size(0, 0, 0)).add(measure_source(path.read_text(encoding="utf-8")))
     return sizes
 
 
-def read_limits(path: Path = SIZES) -> Counter[str]:
+def read_limits(path: Path = LIMITS_FILE) -> Counter[str]:
     """Read the number of statements of each folder from .ci/size. Each line has a name and a number."""
     pairs = (line.split() for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#"))
     return Counter({name: int(count) for name, count in pairs})
@@ -103,13 +103,13 @@ def trace_trip(command: Sequence[str]) -> tuple[int, int]:
     package = f"{ROOT / 'mamf'}{os.sep}"
     entered: set[CodeType] = set()
 
-    def note(frame: FrameType, event: str, argument: object) -> None:
+    def record_call(frame: FrameType, event: str, argument: object) -> None:
         code = frame.f_code
         is_function = bool(code.co_flags & inspect.CO_OPTIMIZED) and not code.co_name.startswith("<")
         if event == "call" and is_function and code.co_filename.startswith(package):
             entered.add(code)
 
-    sys.setprofile(note)
+    sys.setprofile(record_call)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
             code = run_command(list(command))
@@ -136,21 +136,23 @@ def print_trips() -> None:
                 print(f"{name:<20} {functions:>10} {files:>6}", flush=True)
                 os._exit(0)
             if os.waitpid(child, 0)[1]:
-                raise SystemExit(f"the trip of {name} failed")
+                raise SystemExit(f"'mamf {name}' failed: see the error above")
 
 
 def count_special_cases() -> tuple[int, int]:
     """Count the lines and files of mamf/ that name attention or matmul. Leave out code that needs these names: both
     operations, the search over a grid, the API, mamf/testing, and the import of mamf-finder's logs.
     """
-    rooms = re.compile(r"mamf/(operations/(attention|matmul)|engine/search|api|testing|logs/(finder|legacy)|__init__)")
+    exempt_files = re.compile(
+        r"mamf/(operations/(attention|matmul)|engine/search|api|testing|logs/(finder|legacy)|__init__)"
+    )
     names = re.compile(r"[\"'](attention|matmul)[\"']|\b(MATMUL|is_attention|Attention|Matmul)\b")
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for path in sorted((ROOT / "mamf").rglob("*.py")):
         inside = path.relative_to(ROOT).as_posix()
-        if not rooms.match(inside):
-            found[inside] = sum(bool(names.search(line)) for line in path.read_text(encoding="utf-8").splitlines())
-    return found.total(), sum(count > 0 for count in found.values())
+        if not exempt_files.match(inside):
+            counts[inside] = sum(bool(names.search(line)) for line in path.read_text(encoding="utf-8").splitlines())
+    return counts.total(), sum(count > 0 for count in counts.values())
 
 
 def main() -> int:
@@ -163,34 +165,38 @@ def main() -> int:
     if options.trips:
         print_trips()
         lines, files = count_special_cases()
-        print(f"lines that name attention or matmul outside their rooms: {lines} in {files} files")
+        print(f"lines that name attention or matmul, in code that should not depend on them: {lines} in {files} files")
         return 0
     sizes = measure_package(ROOT / "mamf")
     total = Size(0, 0, 0)
     for size in sizes.values():
-        total = total.plus(size)
+        total = total.add(size)
     counts = Counter({name: size.statements for name, size in sizes.items()} | {TOTAL: total.statements})
     if not options.check:
         print(f"{'folder':<20} {'files':>6} {'statements':>11} {'lines':>7}")
         for name, size in [*sizes.items(), (TOTAL, total)]:
             print(f"{name:<20} {size.files:>6} {size.statements:>11} {size.lines:>7}")
-    limits = read_limits() if SIZES.exists() else Counter[str]()
+    limits = read_limits() if LIMITS_FILE.exists() else Counter[str]()
     if options.check:
         for name in sorted(counts | limits):
             if counts[name] != limits[name]:
                 print(f"{name}: {limits[name]} -> {counts[name]} statements ({counts[name] - limits[name]:+d})")
         if counts[TOTAL] > limits[TOTAL]:
             print(
-                f"mamf/ has {counts[TOTAL]} statements and .ci/size allows {limits[TOTAL]}: delete as much as you add"
+                f"mamf/ has {counts[TOTAL]} statements, and .ci/size allows {limits[TOTAL]}: delete as much as you add"
             )
             return 1
     if options.write:
         if limits and counts[TOTAL] > limits[TOTAL]:
-            print(f"not written: {counts[TOTAL]} statements are more than the {limits[TOTAL]} in .ci/size")
+            print(
+                f"not written: mamf/ has {counts[TOTAL]} statements, and .ci/size allows {limits[TOTAL]}: delete some"
+            )
             return 1
         names = [*sorted(sizes), TOTAL]
         text = "".join(f"{name} {counts[name]}\n" for name in names)
-        SIZES.write_text("# Statements in mamf/, by folder: python tools/house.py --write\n" + text, encoding="utf-8")
+        LIMITS_FILE.write_text(
+            "# Statements in mamf/, by folder: python tools/house.py --write\n" + text, encoding="utf-8"
+        )
     return 0
 
 

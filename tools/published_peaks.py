@@ -37,20 +37,22 @@ COLUMNS = (
 ADDRESS = re.compile(r"https?://[\w.-]+(:\d{1,5})?([/?#][!#-&(-;=?-\[\]_a-z~]*)?", re.ASCII)
 #: The columns with numbers, and their types. The other columns contain texts as other people published them, so
 #: escape them before you print them.
-NUMBERS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
+NUMBER_COLUMNS = {"tflops": float, "m": int, "n": int, "k": int, "power_limit_watts": float}
 #: A row of figures.csv, by column. results/published/NOTICE.md describes the columns. An empty number is None.
 Published = dict[str, Any]
 
 
-def checked(row: Mapping[str, Any]) -> Published:
+def convert_row(row: Mapping[str, Any]) -> Published:
     """Return a row of figures.csv with its numbers converted.
 
     Raises TypeError, KeyError or ValueError if the row is malformed.
     """
-    values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in NUMBERS.items()}}
-    is_whole = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
-    if not is_whole or not all(values[name] is None or 0 < values[name] < math.inf for name in NUMBERS):
-        raise ValueError(f"a cell is missing or a number is not above 0: {row}")
+    values = {**row, **{name: kind(row[name]) if row[name] else None for name, kind in NUMBER_COLUMNS.items()}}
+    has_required_cells = all(row[name] for name in ("accelerator", "vendor", "dtype", "tflops"))
+    if not has_required_cells or not all(
+        values[name] is None or 0 < values[name] < math.inf for name in NUMBER_COLUMNS
+    ):
+        raise ValueError(f"a required cell is empty, or a number is not above 0: {row}")
     if not ADDRESS.fullmatch(row["source"]):
         raise ValueError(f"source: {row['source']!r} is not an http or https address")
     return values
@@ -69,7 +71,7 @@ def read_published(results: Path) -> list[Published]:
     path = results / PUBLISHED_FIGURES_FILE
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            return [checked(row) for row in csv.DictReader(file, strict=True)]
+            return [convert_row(row) for row in csv.DictReader(file, strict=True)]
     except FileNotFoundError:
         return []
     except (OSError, csv.Error, TypeError, ValueError, KeyError) as error:
@@ -79,21 +81,21 @@ def read_published(results: Path) -> list[Published]:
 def format_csv(figures: Iterable[Published]) -> str:
     """Return the text of mamf/published.csv: one line with the highest figure of each device and dtype."""
     groups: dict[tuple[str, str], list[Published]] = {}
-    for device, figure in bounded(figures):
+    for device, figure in select_plausible_figures(figures):
         groups.setdefault((device.listed_name, figure["dtype"]), []).append(figure)
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
     writer.writeheader()
-    for (listed, _), found in sorted(groups.items()):
-        best = max(found, key=lambda figure: (figure["tflops"], figure["source"]))
-        lowest = min(figure["tflops"] for figure in found)
-        statistic = f"the highest of {len(found)}, from {lowest:g}" if len(found) > 1 else ""
-        kept = {name: best[name] for name in ("accelerator", "vendor", "dtype", "source")}
-        writer.writerow({**kept, "device": listed, "tflops": f"{best['tflops']:g}", "statistic": statistic})
+    for (listed, _), group in sorted(groups.items()):
+        best = max(group, key=lambda figure: (figure["tflops"], figure["source"]))
+        lowest = min(figure["tflops"] for figure in group)
+        statistic = f"the highest of {len(group)}, from {lowest:g}" if len(group) > 1 else ""
+        copied_columns = {name: best[name] for name in ("accelerator", "vendor", "dtype", "source")}
+        writer.writerow({**copied_columns, "device": listed, "tflops": f"{best['tflops']:g}", "statistic": statistic})
     return file.getvalue()
 
 
-def bounded(figures: Iterable[Published]) -> Iterator[tuple[DeviceModel, Published]]:
+def select_plausible_figures(figures: Iterable[Published]) -> Iterator[tuple[DeviceModel, Published]]:
     """Yield each figure that belongs to exactly one device and is plausible for its dense peak, with the device."""
     for figure in figures:
         if OTHER_DEVICES.search(figure["accelerator"]):

@@ -105,10 +105,11 @@ from mamf.testing import Physics, SimulatedAttention, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
 #: The relative difference in speed between the two states of a power controller.
-_STATES = 0.011
+_STATE_DIFFERENCE = 0.011
 
 
-def percents(shares: Iterable[float]) -> list[str]:
+def format_percents(shares: Iterable[float]) -> list[str]:
+    """Return shares as texts in percent, with three digits."""
     return [f"{100 * share:.3g} %" for share in shares]
 
 
@@ -126,17 +127,18 @@ TOLERANCE = 0.01
 LOSSES = (0.0025, 0.005, 0.0075, 0.01, 0.015, 0.02)
 # Pairs of runs with fewer rows than this are not used to estimate the shift of a run, because a few rows say little
 # about it.
-_FEWEST_ROWS = 10
-#: _BESIDE, _SHIFT: the standard deviations of a row within its state and of the shift of a run, in the sustained
-#: regime. _APART: the factor by which shifts are larger if there is a long pause between the runs.
-_BESIDE, _SHIFT, _APART = 0.001, 0.0012, 1.5
+_MIN_ROWS = 10
+#: _ROW_DEVIATION, _SHIFT_DEVIATION: the standard deviations of a row within its state and of the shift of a run, in
+#: the sustained regime. _PAUSE_FACTOR: how many times larger shifts are if there is a long pause between the runs.
+_ROW_DEVIATION, _SHIFT_DEVIATION, _PAUSE_FACTOR = 0.001, 0.0012, 1.5
 
 
-def in_turns(runs: int) -> RunOrder:
+def make_alternating_order(runs: int) -> RunOrder:
+    """Return the order in which ``runs`` runs of each side alternate."""
     return RunOrder(f"{runs} + {runs} alternating runs", math.sqrt(2 / runs), 2 * runs - 2)
 
 
-def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
+def read_logs(paths: Iterable[Path]) -> Iterator[RunLog]:
     """Yield the logs among these files and in these folders, except logs that were imported from mamf-finder."""
     for path in paths:
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
@@ -144,28 +146,28 @@ def logs_below(paths: Iterable[Path]) -> Iterator[RunLog]:
                 yield read_run_log(file)
 
 
-def logs_by_card(folder: Path) -> dict[str, list[RunLog]]:
+def read_logs_by_card(folder: Path) -> dict[str, list[RunLog]]:
     """Read the logs in a folder, and return them by the card that they were measured on."""
-    found: dict[str, list[RunLog]] = {}
-    for log in logs_below([folder]):
+    logs_by_card: dict[str, list[RunLog]] = {}
+    for log in read_logs([folder]):
         if card := log.header["device"].get("uuid_hash"):
-            found.setdefault(card, []).append(log)
-    return found
+            logs_by_card.setdefault(card, []).append(log)
+    return logs_by_card
 
 
-def all_rows(log: RunLog) -> RunLog:
+def convert_to_sweep(log: RunLog) -> RunLog:
     """Return a copy of a log in the form of a sweep, which contains the first visit of every row."""
-    first: dict[object, object] = {}
-    own = log.header["device"]["index"]
+    first_visits: dict[object, object] = {}
+    device_index = log.header["device"]["index"]
     for row in log.measurements:
-        if row.ok and not row.is_reference and row.device_index in (None, own):
+        if row.ok and not row.is_reference and row.device_index in (None, device_index):
             key = frozenset(make_pairing_fields(row.key).items())
-            first.setdefault(key, replace(row, phase="", round_number=0))
+            first_visits.setdefault(key, replace(row, phase="", round_number=0))
     sweep = make_plan_record(Plan(SWEEP, MATMUL, (MatmulProblem(),), ("torch.mm",), (MatmulShape(1024, 1024, 1024),)))
-    return replace(log, measurements=list(first.values()), header={**log.header, "plan": sweep})
+    return replace(log, measurements=list(first_visits.values()), header={**log.header, "plan": sweep})
 
 
-def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
+def compare_equal_runs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
     """Compare every two runs of a card that have the same settings and software, in both orders."""
     for a, b in itertools.chain.from_iterable(itertools.permutations(logs, 2) for logs in cards):
         if not find_setting_differences(a.header, b.header):
@@ -174,7 +176,7 @@ def equal_pairs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
                     yield comparison
 
 
-def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
+def compare_alternating_runs(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
     """Compare every four successive equal runs of a card: the first and third with the second and fourth, in both
     orders.
     """
@@ -187,7 +189,7 @@ def interleaved(cards: Iterable[Sequence[RunLog]]) -> Iterator[Comparison]:
                         yield compare_logs(a, b)
 
 
-def with_loss(comparison: Comparison, loss: float) -> Comparison:
+def slow_down_side_b(comparison: Comparison, loss: float) -> Comparison:
     """Return a comparison in which every row of B is slower by the share ``loss``."""
     measured = [pair for pair in comparison.pairs if pair.b.rate is not None]
     pairs = tuple(replace(pair, b=replace(pair.b, rate=pair.b.rate * (1 - loss))) for pair in measured)
@@ -206,13 +208,14 @@ class Scatter(NamedTuple):
     rows: list[float]
 
 
-def scatter_of(pairs: Iterable[Comparison]) -> Scatter:
+def compute_scatter(pairs: Iterable[Comparison]) -> Scatter:
+    """Compute the scatter of real comparisons. Leave out comparisons with few rows or with a pause between the runs."""
     shifts, rows = [], []
     for comparison in pairs:
         changes = [pair.change for pair in comparison.pairs if pair.pairing_fields["regime"] == BURST]
-        if len(changes) >= _FEWEST_ROWS and comparison.run_order.description != SEPARATE_RUNS.description:
-            (together,) = (each for each in comparison.pooled_rows if each.regime == BURST)
-            shift = math.log(together.ratio)
+        if len(changes) >= _MIN_ROWS and comparison.run_order.description != SEPARATE_RUNS.description:
+            (pooled,) = (row for row in comparison.pooled_rows if row.regime == BURST)
+            shift = math.log(pooled.ratio)
             shifts.append(shift / math.sqrt(2))
             rows += [(change.log_ratio - shift) / change.row_deviation for change in changes]
     return Scatter(shifts, rows)
@@ -230,85 +233,109 @@ class DrawnRuns:
     scatter: Scatter
     regime: str
 
-    def comparison(self, chooser: random.Random, rows: int, run_order: RunOrder, loss: float) -> Comparison:
-        known = [self._row(number) for number in range(rows)]
-        odds = [chooser.random() for _ in known]
-        runs = range(run_order.extra_run_count // 2 + 1)
-        apart = _APART if run_order is SEPARATE_RUNS else 1.0
-        sides = [
-            average_compared_rows([self._run(chooser, known, odds, apart, lost) for _ in runs]) for lost in (0.0, loss)
-        ]
+    def draw_comparison(self, chooser: random.Random, row_count: int, run_order: RunOrder, loss: float) -> Comparison:
+        """Draw a comparison with ``row_count`` rows. ``loss``: the share by which all rows of B are slower."""
+        rows = [self._make_row(number) for number in range(row_count)]
+        slow_probabilities = [chooser.random() for _ in rows]
+        run_count = run_order.extra_run_count // 2 + 1
+        shift_factor = _PAUSE_FACTOR if run_order is SEPARATE_RUNS else 1.0
+        sides = []
+        for side_loss in (0.0, loss):
+            runs = [
+                self._draw_run(chooser, rows, slow_probabilities, shift_factor, side_loss) for _ in range(run_count)
+            ]
+            sides.append(average_compared_rows(runs))
         log = RunLog(Path("drawn"), self.header)
         return add_run_order_and_pooled_rows(pair_rows(log, log, *sides), run_order)
 
-    def _row(self, number: int) -> ComparedRow:
-        of = self.template[number % len(self.template)]
+    def _make_row(self, number: int) -> ComparedRow:
+        template_row = self.template[number % len(self.template)]
         fields = {"regime": self.regime, "shape": number}
-        if self.regime == BURST or of.error is None:
-            return replace(of, pairing_fields=fields)
-        known = look_up_repeatability("", SUSTAINED, MatmulProblem())
-        error = compute_run_error([of.seconds_per_launch], of.seconds_per_launch, [0.0], known)
-        return replace(of, pairing_fields=fields, error=compute_error_between_runs(error, SUSTAINED, 1))
+        if self.regime == BURST or template_row.error is None:
+            return replace(template_row, pairing_fields=fields)
+        calibration = look_up_repeatability("", SUSTAINED, MatmulProblem())
+        seconds = template_row.seconds_per_launch
+        error = compute_run_error([seconds], seconds, [0.0], calibration)
+        return replace(template_row, pairing_fields=fields, error=compute_error_between_runs(error, SUSTAINED, 1))
 
-    def _run(
-        self, chooser: random.Random, rows: Sequence[ComparedRow], odds: Sequence[float], apart: float, loss: float
+    def _draw_run(
+        self,
+        chooser: random.Random,
+        rows: Sequence[ComparedRow],
+        slow_probabilities: Sequence[float],
+        shift_factor: float,
+        loss: float,
     ) -> list[ComparedRow]:
         is_burst = self.regime == BURST
-        shift = apart * (chooser.choice(self.scatter.shifts) if is_burst else chooser.gauss(0, _SHIFT))
-        found = []
-        for row, odd in zip(rows, odds, strict=True):
+        shift = shift_factor * (chooser.choice(self.scatter.shifts) if is_burst else chooser.gauss(0, _SHIFT_DEVIATION))
+        drawn_rows = []
+        for row, slow_probability in zip(rows, slow_probabilities, strict=True):
             if is_burst:
-                own = row.error.own * chooser.choice(self.scatter.rows)
+                row_error = row.error.own * chooser.choice(self.scatter.rows)
             else:
-                own = _STATES * (chooser.random() < odd) + chooser.gauss(0, _BESIDE)
-            found.append(replace(row, rate=row.rate * (1 - loss) * math.exp(shift + own)))
-        return found
+                row_error = _STATE_DIFFERENCE * (chooser.random() < slow_probability) + chooser.gauss(0, _ROW_DEVIATION)
+            drawn_rows.append(replace(row, rate=row.rate * (1 - loss) * math.exp(shift + row_error)))
+        return drawn_rows
 
-    def exits(self, rows: int, run_order: RunOrder, count: int, loss: float = 0.0) -> float:
+    def compute_exit_share(self, row_count: int, run_order: RunOrder, count: int, loss: float = 0.0) -> float:
         """Return the share of ``count`` comparisons that end with exit code 3. ``loss``: the share by which all rows of
         B are slower.
         """
-        found = (self.comparison(random.Random(seed), rows, run_order, loss) for seed in range(count))
-        return sum(each.is_b_slower(TOLERANCE) for each in found) / count
+        comparisons = (self.draw_comparison(random.Random(seed), row_count, run_order, loss) for seed in range(count))
+        return sum(comparison.is_b_slower(TOLERANCE) for comparison in comparisons) / count
 
 
-def drawn_runs(folder: Path, scatter: Scatter) -> list[DrawnRuns]:
+def make_drawn_runs(folder: Path, scatter: Scatter) -> list[DrawnRuns]:
+    """Return a generator for burst and one for the sustained regime. ``folder``: the folder that contains TEMPLATE."""
     log = read_run_log(folder / TEMPLATE)
     return [DrawnRuns(list_compared_rows(log), log.header, scatter, regime) for regime in (BURST, SUSTAINED)]
 
 
 def print_compare(folder: Path, count: int) -> None:
-    logs = logs_by_card(folder)
-    every = [[all_rows(log) for log in each] for each in logs.values()]
-    whole, fours = list(equal_pairs(every)), list(interleaved(every))
-    kinds = {"as compare pairs them": list(equal_pairs(logs.values())), "all rows of both": whole}
-    for what, found in (kinds | {"two runs per side in turns": fours}).items():
-        wrong, rows = sum(each.is_b_slower(TOLERANCE) for each in found), sum(len(each.pairs) for each in found)
-        print(f"real, {what}: {wrong} of {len(found)} comparisons of equal runs end with 3 ({rows} rows)")
-    many = [each for each in fours if len(each.pairs) >= _FEWEST_ROWS]
-    lost = sum(with_loss(each, 0.005).is_b_slower(TOLERANCE) for each in many)
-    print(f"the same with {_FEWEST_ROWS} rows or more, all of B 0.5 % slower: {lost} of {len(many)} end with 3")
-    scatter = scatter_of(whole)
+    logs = read_logs_by_card(folder)
+    sweeps_by_card = [[convert_to_sweep(log) for log in logs_of_card] for logs_of_card in logs.values()]
+    all_row_comparisons = list(compare_equal_runs(sweeps_by_card))
+    alternating_comparisons = list(compare_alternating_runs(sweeps_by_card))
+    kinds = {
+        "rows that mamf compare pairs": list(compare_equal_runs(logs.values())),
+        "all rows that both runs have": all_row_comparisons,
+        "two alternating runs per side": alternating_comparisons,
+    }
+    for kind, comparisons in kinds.items():
+        wrong_count = sum(comparison.is_b_slower(TOLERANCE) for comparison in comparisons)
+        row_count = sum(len(comparison.pairs) for comparison in comparisons)
+        print(f"equal real runs, {kind}: exit code 3 in {wrong_count} of {len(comparisons)}, {row_count} rows")
+    large_comparisons = [comparison for comparison in alternating_comparisons if len(comparison.pairs) >= _MIN_ROWS]
+    slowed_comparisons = [slow_down_side_b(comparison, 0.005) for comparison in large_comparisons]
+    slower_count = sum(comparison.is_b_slower(TOLERANCE) for comparison in slowed_comparisons)
+    print(
+        f"two alternating runs per side, at least {_MIN_ROWS} rows, all of B 0.5 % slower: "
+        f"exit code 3 in {slower_count} of {len(large_comparisons)}"
+    )
+    scatter = compute_scatter(all_row_comparisons)
     shift = math.sqrt(statistics.fmean(shift**2 for shift in scatter.shifts))
     print(f"shift of a run in burst: standard deviation {100 * shift:.3f} % ({len(scatter.shifts) // 2} pairs of runs)")
-    print(f"rows beside it: {len(scatter.rows) // 2} pairs")
-    for runs in drawn_runs(folder, scatter):
+    print(f"errors of rows, without the shift of their run: {len(scatter.rows) // 2} pairs of rows")
+    for runs in make_drawn_runs(folder, scatter):
         sizes = {1: count, 79: count, 1279: count // 10}
-        designs = (in_turns(1), in_turns(3), SEPARATE_RUNS)
-        rows = {each.description: percents(runs.exits(rows, each, n) for rows, n in sizes.items()) for each in designs}
-        print_table(f"{runs.regime}, no change: exit code 3", [f"{rows} rows" for rows in sizes], rows)
+        designs = (make_alternating_order(1), make_alternating_order(3), SEPARATE_RUNS)
         rows = {}
-        for run_order in (*map(in_turns, (1, 2, 3, 4)), SEPARATE_RUNS):
-            (together,) = runs.comparison(random.Random(1), 79, run_order, 0.0).pooled_rows
-            shares = [runs.exits(79, run_order, count // 10, loss) for loss in LOSSES]
-            rows[run_order.description] = percents([*shares, together.compute_smallest_detectable_loss(TOLERANCE)])
-        print_table(f"{runs.regime}, 79 rows, all slower by", [*percents(LOSSES), "found with 95 %"], rows)
+        for run_order in designs:
+            shares = [runs.compute_exit_share(size, run_order, repeats) for size, repeats in sizes.items()]
+            rows[run_order.description] = format_percents(shares)
+        print_table(f"{runs.regime}, no change: exit code 3", [f"{size} rows" for size in sizes], rows)
+        rows = {}
+        for run_order in (*map(make_alternating_order, (1, 2, 3, 4)), SEPARATE_RUNS):
+            (pooled,) = runs.draw_comparison(random.Random(1), 79, run_order, 0.0).pooled_rows
+            shares = [runs.compute_exit_share(79, run_order, count // 10, loss) for loss in LOSSES]
+            rows[run_order.description] = format_percents([*shares, pooled.compute_smallest_detectable_loss(TOLERANCE)])
+        print_table(f"{runs.regime}, 79 rows, all slower by", [*format_percents(LOSSES), "found with 95 %"], rows)
 
 
 # -- guard -------------------------------------------------------------------------------------------------------------
 
 ROWS, SLOWER = 20, 0.03
-_WITHIN, _DRIFT = 0.001, 0.003
+_INTERVAL_HALF_WIDTH, _MAX_DRIFT = 0.001, 0.003
 
 
 @dataclass(frozen=True)
@@ -329,12 +356,12 @@ class VisitScatter:
 
 CARDS = {
     "burst": VisitScatter(BURST),
-    "sustained": VisitScatter(SUSTAINED, states=_STATES),
-    "stuck": VisitScatter(SUSTAINED, states=_STATES, is_stuck=True),
+    "sustained": VisitScatter(SUSTAINED, states=_STATE_DIFFERENCE),
+    "stuck": VisitScatter(SUSTAINED, states=_STATE_DIFFERENCE, is_stuck=True),
 }
 
 
-class Seen(NamedTuple):
+class GuardOutcome(NamedTuple):
     """The result of a simulated guard: the rows that failed, the number of undecided rows, and the number of visits."""
 
     regressions: set[AttentionShape]
@@ -342,7 +369,7 @@ class Seen(NamedTuple):
     visits: int
 
 
-class _Run:
+class _RunnerStandIn:
     """A stand-in for the runner of a guard's strategy, which the strategy only asks to prepare a regime."""
 
     def prepare_regime(self, regime: Regime) -> Regime:
@@ -360,77 +387,79 @@ class Guards:
         problems, regimes, options = (AttentionProblem(),), (card.regime,), GuardOptions(rounds)
         self.plan = Plan(GUARD, "attention", problems, ("drawn",), self.shapes, regimes, options=options)
 
-    def guard(self, seed: int, slower: float = 0.0) -> Seen:
+    def simulate(self, seed: int, slower: float = 0.0) -> GuardOutcome:
         """Simulate a baseline and a guard in which the first row is slower by the share ``slower``."""
         chooser = random.Random(seed)
         # The probability that a visit is in the slow state: different for each row, but the same in both runs.
-        odds = {shape: chooser.random() for shape in self.shapes}
-        before = self._entries(self._visits(chooser, odds, None, {}))
-        visits = list(self._visits(chooser, odds, before, {self.shapes[0]: slower}))
-        now = self._entries(iter(visits))
+        slow_probabilities = {shape: chooser.random() for shape in self.shapes}
+        before = self._combine_visits(self._draw_visits(chooser, slow_probabilities, None, {}))
+        visits = list(self._draw_visits(chooser, slow_probabilities, before, {self.shapes[0]: slower}))
+        now = self._combine_visits(iter(visits))
         pairs = [RowPair(entry.pairing_fields, before[key], entry) for key, entry in now.items()]
         outcomes = {pair.b.shape: judge_pair(pair, self.tolerance) for pair in pairs}
         failing = {shape for shape in self.shapes if outcomes[str(shape)] == "regression"}
-        return Seen(failing, list(outcomes.values()).count("undecided"), len(visits))
+        return GuardOutcome(failing, list(outcomes.values()).count("undecided"), len(visits))
 
-    def _entries(self, rows: Iterator[Measurement]) -> dict[object, ComparedRow]:
-        found = (combine_measurements(visits) for visits in group_by_key(rows).values())
-        return {entry.pairing_key: entry for entry in found}
+    def _combine_visits(self, rows: Iterator[Measurement]) -> dict[object, ComparedRow]:
+        entries = (combine_measurements(visits) for visits in group_by_key(rows).values())
+        return {entry.pairing_key: entry for entry in entries}
 
-    def _visits(
+    def _draw_visits(
         self,
         chooser: random.Random,
-        odds: dict[AttentionShape, float],
+        slow_probabilities: dict[AttentionShape, float],
         baseline: dict[object, ComparedRow] | None,
         slower: dict[AttentionShape, float],
     ) -> Iterator[Measurement]:
         """Draw a result for each visit that the guard's strategy requests."""
         card, setup = self.card, RunSetup(self.plan, self.backend, [("drawn", SimulatedAttention())])
         strategy = GuardStrategy(setup, baseline, self.tolerance)
-        strategy.runner = _Run()  # type: ignore[assignment]
-        level, drift = chooser.gauss(0, card.run), chooser.uniform(-_DRIFT, _DRIFT)
-        states = {shape: chooser.random() < odds[shape] for shape in self.shapes}
+        strategy.runner = _RunnerStandIn()  # type: ignore[assignment]
+        level, drift = chooser.gauss(0, card.run), chooser.uniform(-_MAX_DRIFT, _MAX_DRIFT)
+        states = {shape: chooser.random() < slow_probabilities[shape] for shape in self.shapes}
         steps, row = strategy.yield_steps(), None
         with contextlib.suppress(StopIteration):
             for number in itertools.count():
-                if not isinstance(asked := steps.send(row), Step):
+                if not isinstance(step := steps.send(row), Step):
                     return
-                shape = asked.shape
-                is_slow = states[shape] if card.is_stuck else chooser.random() < odds[shape]
+                shape = step.shape
+                is_slow = states[shape] if card.is_stuck else chooser.random() < slow_probabilities[shape]
                 share = level + drift * min(1.0, number / ROWS) + is_slow * card.states
                 share += chooser.gauss(0, card.visit)
-                yield (row := _visit(asked, card.regime, 1e-3 * (1 + share) / (1 - slower.get(shape, 0.0))))
+                yield (row := _make_visit(step, card.regime, 1e-3 * (1 + share) / (1 - slower.get(shape, 0.0))))
 
 
-def _visit(asked: Step, regime: str, seconds: float) -> Measurement:
-    interval = Interval(seconds * (1 - _WITHIN), seconds * (1 + _WITHIN), 0.95)
-    fields = (asked.shape, SimulatedAttention.name, asked.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
-    summary, known = SampleSummary(20, *[seconds] * 4, interval), look_up_repeatability("", regime, MatmulProblem())
-    where = {"phase": asked.phase, "round_number": asked.round_number}
-    return Measurement(*fields, summary=summary, launch_count=20, repeatability=known, **where)
+def _make_visit(step: Step, regime: str, seconds: float) -> Measurement:
+    interval = Interval(seconds * (1 - _INTERVAL_HALF_WIDTH), seconds * (1 + _INTERVAL_HALF_WIDTH), 0.95)
+    fields = (step.shape, SimulatedAttention.name, step.problem, regime, RANKING_STATISTIC_BY_REGIME[regime], "ok")
+    summary = SampleSummary(20, *[seconds] * 4, interval)
+    calibration = look_up_repeatability("", regime, MatmulProblem())
+    where = {"phase": step.phase, "round_number": step.round_number}
+    return Measurement(*fields, summary=summary, launch_count=20, repeatability=calibration, **where)
 
 
-def false_alarms(name: str, count: int) -> tuple[int, int, float]:
+def count_false_alarms(name: str, count: int) -> tuple[int, int, float]:
     """Simulate guards without a change. Return how many of them fail, how many have undecided rows, and the mean number
     of visits per row.
     """
     guards = Guards(CARDS[name])
-    seen = [guards.guard(seed) for seed in range(count)]
-    failed, undecided = sum(bool(each.regressions) for each in seen), sum(bool(each.undecided) for each in seen)
-    return failed, undecided, sum(each.visits for each in seen) / (count * ROWS)
+    outcomes = [guards.simulate(seed) for seed in range(count)]
+    failed = sum(bool(outcome.regressions) for outcome in outcomes)
+    undecided = sum(bool(outcome.undecided) for outcome in outcomes)
+    return failed, undecided, sum(outcome.visits for outcome in outcomes) / (count * ROWS)
 
 
-def caught(name: str, count: int) -> int:
+def count_caught_regressions(name: str, count: int) -> int:
     """Simulate ``count`` guards in which one row became slower. Return in how many of them this row fails."""
     guards = Guards(CARDS[name])
-    return sum(guards.shapes[0] in guards.guard(seed, SLOWER).regressions for seed in range(count))
+    return sum(guards.shapes[0] in guards.simulate(seed, SLOWER).regressions for seed in range(count))
 
 
 def print_guard(count: int) -> None:
     for name in CARDS:
-        alarms, undecided, visits = false_alarms(name, count)
+        alarms, undecided, visits = count_false_alarms(name, count)
         print(f"{name}: {alarms} of {count} guards of {ROWS} unchanged rows failed, {undecided} were undecided")
-        share = 100 * caught(name, count) / count
+        share = 100 * count_caught_regressions(name, count) / count
         print(f"{visits:.2f} visits per row; a row {100 * SLOWER:g} % slower was caught in {share:.2f} %", flush=True)
 
 
@@ -438,7 +467,7 @@ def print_guard(count: int) -> None:
 
 NODE_CARDS = (2, 4, 8, 16)
 SPREADS = (0.005, 0.012, 0.015, 0.02, 0.025, 0.03, 0.04)
-_CEILINGS = (BURST, SUSTAINED)
+_CEILING_FIGURES = (BURST, SUSTAINED)
 _USUAL_SPREAD, _CORRELATION = 0.012, 0.83
 _TYPICAL = {BURST: 855.0, SUSTAINED: 706.0, COPY: 4.22, READ: 4.24, TO_PEER: 0.388, TO_DEVICE: 0.055, TO_HOST: 0.055}
 _OTHER_SPREADS = {COPY: 0.003, READ: 0.003, TO_PEER: 0.003, TO_DEVICE: 0.05, TO_HOST: 0.05}
@@ -447,14 +476,17 @@ _REPEATS = {BURST: 0.003, SUSTAINED: 0.0035}
 
 def draw_node(chance: random.Random, cards: int, spread: float) -> list[NodeDevice]:
     """Draw the rates of the healthy cards of a node."""
-    return [NodeDevice(index, 0, "drawn", f"uuid{index}", figures=_figures(chance, spread)) for index in range(cards)]
+    all_figures = [_draw_figures(chance, spread) for _ in range(cards)]
+    return [NodeDevice(index, 0, "drawn", f"uuid{index}", figures=figures) for index, figures in enumerate(all_figures)]
 
 
-def _figures(chance: random.Random, spread: float) -> dict[str, float]:
-    own, other = chance.gauss(0, 1), chance.gauss(0, 1)
-    factors = {figure: chance.gauss(1, each) for figure, each in _OTHER_SPREADS.items()}
-    factors[BURST] = 1 + spread * own
-    factors[SUSTAINED] = 1 + spread * (_CORRELATION * own + math.sqrt(1 - _CORRELATION**2) * other)
+def _draw_figures(chance: random.Random, spread: float) -> dict[str, float]:
+    burst_deviation, independent_deviation = chance.gauss(0, 1), chance.gauss(0, 1)
+    factors = {figure: chance.gauss(1, spread_of_figure) for figure, spread_of_figure in _OTHER_SPREADS.items()}
+    factors[BURST] = 1 + spread * burst_deviation
+    factors[SUSTAINED] = 1 + spread * (
+        _CORRELATION * burst_deviation + math.sqrt(1 - _CORRELATION**2) * independent_deviation
+    )
     return {figure: value * factors[figure] for figure, value in _TYPICAL.items()}
 
 
@@ -474,7 +506,7 @@ def measure_again(chance: random.Random, devices: Sequence[NodeDevice]) -> list[
 
 
 def judge_nodes(
-    nodes: int, cards: int, spread: float, slower: float = 0.0, figures: Sequence[str] = _CEILINGS
+    nodes: int, cards: int, spread: float, slower: float = 0.0, figures: Sequence[str] = _CEILING_FIGURES
 ) -> list[NodeVerdict]:
     """Draw and judge nodes. Each call with the same ``cards`` and ``spread`` draws the same nodes."""
     chance = random.Random(cards)
@@ -487,66 +519,68 @@ def judge_by_baseline(nodes: int, cards: int, slower: float) -> list[NodeVerdict
     for _ in range(nodes):
         devices = draw_node(chance, cards, _USUAL_SPREAD)
         baseline = Baseline("a log", measure_again(chance, devices))
-        verdicts.append(judge_devices(slow_down(measure_again(chance, devices), _CEILINGS, slower), baseline))
+        verdicts.append(judge_devices(slow_down(measure_again(chance, devices), _CEILING_FIGURES, slower), baseline))
     return verdicts
 
 
-def found_share(verdicts: Sequence[NodeVerdict]) -> float:
+def compute_found_share(verdicts: Sequence[NodeVerdict]) -> float:
     """Return the share of nodes with a finding about the slow card, which is device 0."""
-    return sum(any(finding.label == "device 0" for finding in each.findings) for each in verdicts) / len(verdicts)
+    return sum(any(finding.label == "device 0" for finding in verdict.findings) for verdict in verdicts) / len(verdicts)
 
 
 def print_node(nodes: int) -> None:
-    columns = percents(SPREADS)
+    columns = format_percents(SPREADS)
     healthy = {f"{cards} cards": [judge_nodes(nodes, cards, spread) for spread in SPREADS] for cards in NODE_CARDS}
     for title, levels in (("false alarms by spread", (WARN, CRITICAL)), ("of these CRITICAL", (CRITICAL,))):
         rows = {}
         for name, judged in healthy.items():
-            rows[name] = percents(sum(each.level in levels for each in verdicts) / nodes for verdicts in judged)
+            rows[name] = format_percents(
+                sum(verdict.level in levels for verdict in verdicts) / nodes for verdicts in judged
+            )
         print_table(title, columns, rows)
     rows = {}
     for slower, cards in itertools.product((0.06, 0.1, 0.2), NODE_CARDS):
-        shares = (found_share(judge_nodes(nodes, cards, spread, slower)) for spread in SPREADS)
-        rows[f"{cards} cards, {slower:.0%} slow"] = percents(shares)
+        shares = (compute_found_share(judge_nodes(nodes, cards, spread, slower)) for spread in SPREADS)
+        rows[f"{cards} cards, {slower:.0%} slow"] = format_percents(shares)
     print_table("a slow card is found, by spread", columns, rows)
     memory, changed, losses = {}, {}, (0.0, 0.01, 0.02, 0.03, 0.05)
     for cards in NODE_CARDS:
         judged_by_loss = (judge_nodes(nodes, cards, _USUAL_SPREAD, loss, (COPY, READ)) for loss in losses[1:])
-        memory[f"{cards} cards"] = percents(map(found_share, judged_by_loss))
-    print_table("slow memory is found, by how much slower", percents(losses[1:]), memory)
+        memory[f"{cards} cards"] = format_percents(map(compute_found_share, judged_by_loss))
+    print_table("slow memory is found, by how much slower", format_percents(losses[1:]), memory)
     for cards in (1, *NODE_CARDS):
-        changed[f"{cards} cards"] = percents(found_share(judge_by_baseline(nodes, cards, loss)) for loss in losses)
-    print_table("found against a baseline of the same cards", percents(losses), changed)
+        judged_by_loss = (judge_by_baseline(nodes, cards, loss) for loss in losses)
+        changed[f"{cards} cards"] = format_percents(map(compute_found_share, judged_by_loss))
+    print_table("found against a baseline of the same cards", format_percents(losses), changed)
 
 
 # -- verify ------------------------------------------------------------------------------------------------------------
 
 
 def print_verify(count: int, rate: float, first_seed: int, budget: float) -> int:
-    found = []
+    results = []
     for seed in range(first_seed, first_seed + count):
         card, kernel = SimulatedBackend(physics=Physics(bit_flip_probability=rate), seed=seed), SimulatedMatmul()
         plan = make_verify_plan(card, {kernel.name: kernel}, budget, ["bfloat16"], seed=1000 * seed)
-        found.append(
-            count_verified_items(list(VerifyStrategy(RunSetup(plan, card, [(kernel.name, kernel)])).yield_results()))
-        )
-    stated = [1 - (1 - rate) ** each["launches"] for each in found]
-    expected, caught_cards = math.fsum(stated), sum(each["wrong"] > 0 for each in found)
-    error = math.sqrt(math.fsum(each * (1 - each) for each in stated))
-    launches = sum(each["launches"] for each in found) / count
+        strategy = VerifyStrategy(RunSetup(plan, card, [(kernel.name, kernel)]))
+        results.append(count_verified_items(list(strategy.yield_results())))
+    find_probabilities = [1 - (1 - rate) ** result["launches"] for result in results]
+    expected, found_cards = math.fsum(find_probabilities), sum(result["wrong"] > 0 for result in results)
+    error = math.sqrt(math.fsum(probability * (1 - probability) for probability in find_probabilities))
+    launches = sum(result["launches"] for result in results) / count
     print(f"{count} cards, one wrong launch in {1 / rate:.0f}, {launches:.0f} launches checked on each")
-    print(f"found: {caught_cards}; stated: {expected:.1f} +- {error:.1f}")
-    return 0 if abs(caught_cards - expected) <= 3 * error else 1
+    print(f"cards with a wrong result: {found_cards}; expected: {expected:.1f} +- {error:.1f}")
+    return 0 if abs(found_cards - expected) <= 3 * error else 1
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
     parsers = {}
-    for name, usual in {"compare": 2000, "guard": 10_000, "node": 4000, "verify": 40}.items():
-        parsers[name] = commands.add_parser(name)
-        parsers[name].add_argument("--count", type=int, default=usual, help=f"number of simulations (default: {usual})")
-    parsers["compare"].add_argument("folder", type=Path)
+    for name, count in {"compare": 2000, "guard": 10_000, "node": 4000, "verify": 40}.items():
+        parsers[name] = commands.add_parser(name, help=f"error rates of mamf {name}")
+        parsers[name].add_argument("--count", type=int, default=count, help=f"number of simulations (default: {count})")
+    parsers["compare"].add_argument("folder", type=Path, metavar="FOLDER", help="folder of results, such as results/")
     parsers["verify"].add_argument("--rate", type=float, default=1e-6, help="share of wrong launches (default: 1e-6)")
     parsers["verify"].add_argument("--seed", type=int, default=0, help="seed of the first card (default: 0)")
     parsers["verify"].add_argument(

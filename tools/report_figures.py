@@ -26,11 +26,11 @@ from mamf.report.document import Document, Lines, Table
 from mamf.report.imported import make_finder_document
 
 ROOT = Path(__file__).resolve().parents[1]
-RECORDED = ROOT / "tests" / "unit" / "data" / "report_figures.json"
+CHECKSUMS_FILE = ROOT / "tests" / "unit" / "data" / "report_figures.json"
 _LABELS = ("regime", "shape", "kernel", "device", "direction", "pattern")
 
 
-def document_of(path: Path) -> Document:
+def make_document(path: Path) -> Document:
     """Return the report of a log."""
     log = mamf.read_log(path)
     if isinstance(log, FinderRun):
@@ -38,19 +38,19 @@ def document_of(path: Path) -> Document:
     return get_kind(log.plan).make_document(log, ReportOptions())
 
 
-def figures_of(document: Document) -> list[str]:
+def list_figures(document: Document) -> list[str]:
     """Return the figures of a report: a line for each column of a table, and a line for each number in the text."""
     columns: dict[str, list[str]] = {}
     for table in document.blocks:
         if isinstance(table, Table):
-            for name, label, figure in _figures_of(table):
+            for name, label, figure in _list_table_figures(table):
                 columns.setdefault(name, []).append(f"{label}: {figure}")
-    found = [f"{name}: {'; '.join(sorted(values))}" for name, values in columns.items()]
-    lines = (text for each in document.blocks for text in (each.texts if isinstance(each, Lines) else each.notes))
-    return sorted([*found, *{f"line: {number}" for text in lines for number in re.findall(r"\d+\.\d+", text)}])
+    column_lines = [f"{name}: {'; '.join(sorted(values))}" for name, values in columns.items()]
+    lines = (text for block in document.blocks for text in (block.texts if isinstance(block, Lines) else block.notes))
+    return sorted([*column_lines, *{f"line: {number}" for text in lines for number in re.findall(r"\d+\.\d+", text)}])
 
 
-def _figures_of(table: Table) -> Iterator[tuple[str, str, str]]:
+def _list_table_figures(table: Table) -> Iterator[tuple[str, str, str]]:
     """Yield the figures of a table, each with the name of its column and the label of its row."""
     for record in table.make_records():
         label = " ".join(str(record.get(name, "")) for name in _LABELS)
@@ -65,7 +65,7 @@ def _figures_of(table: Table) -> Iterator[tuple[str, str, str]]:
                 yield f"{table.key} shown {column.name or column.title}", label, column.format_cell(row)
 
 
-def checksum(figures: Iterable[str]) -> str:
+def compute_checksum(figures: Iterable[str]) -> str:
     """Return the checksum of the figures of one report."""
     return hashlib.sha256("\n".join(figures).encode()).hexdigest()[:12]
 
@@ -78,18 +78,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="record the checksums of all reports as they are now")
     options = parser.parse_args(arguments)
     paths = options.logs or sorted((ROOT / "results").rglob("*.jsonl"))
-    figures = {path: figures_of(document_of(path)) for path in paths}
+    figures = {path: list_figures(make_document(path)) for path in paths}
     if options.logs:
         print("\n".join(line for lines in figures.values() for line in lines))
         return 0
-    found = {path.relative_to(ROOT).as_posix(): checksum(lines) for path, lines in figures.items()}
+    checksums = {path.relative_to(ROOT).as_posix(): compute_checksum(lines) for path, lines in figures.items()}
     if options.write:
-        RECORDED.write_text(json.dumps(found, indent=0) + "\n")
+        CHECKSUMS_FILE.write_text(json.dumps(checksums, indent=0) + "\n")
         return 0
-    recorded = json.loads(RECORDED.read_text())
-    wrong = [path for path in sorted(found.keys() | recorded) if found.get(path) != recorded.get(path)]
-    print("\n".join(wrong) or f"the figures of {len(found)} logs are as recorded")
-    return 1 if wrong else 0
+    recorded = json.loads(CHECKSUMS_FILE.read_text())
+    changed_paths = [path for path in sorted(checksums.keys() | recorded) if checksums.get(path) != recorded.get(path)]
+    print("\n".join(changed_paths) or f"the reports of {len(checksums)} logs show the recorded figures")
+    if changed_paths:
+        print("if these reports are right, run 'python tools/report_figures.py --write'", file=sys.stderr)
+    return 1 if changed_paths else 0
 
 
 if __name__ == "__main__":

@@ -10,26 +10,26 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from browsing.chromium import LAPTOP, PHONE, Browser, chromium, missing
+from browsing.chromium import LAPTOP, PHONE, Browser, get_missing_browser_reason, open_browser
 from browsing.pages import make_pages, make_site
 
 #: The width of A4 paper without margins, in CSS pixels.
-PRINTED = 794
+PRINT_WIDTH = 794
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, metavar="OUT_FOLDER")
+    parser.add_argument("folder", type=Path, metavar="OUT_FOLDER", help="new folder for the pages and pictures")
     args = parser.parse_args()
-    if reason := missing():
+    if reason := get_missing_browser_reason():
         parser.error(reason)
     args.folder.mkdir(parents=True)
     pages = make_pages(args.folder) | make_site(args.folder / "site")
     print("| page | size | loads in |\n|---|---:|---:|")
-    with chromium() as browser:
+    with open_browser() as browser:
         for name in pages:
             take_pictures(browser, pages[name], args.folder / name.replace(" ", "-"))
-            seconds = browser.load_seconds(pages[name])
+            seconds = browser.measure_load_seconds(pages[name])
             print(f"| {name} | {pages[name].stat().st_size / 1e3:.0f} kB | {1e3 * seconds:.0f} ms |", flush=True)
     return 0
 
@@ -38,12 +38,12 @@ def take_pictures(browser: Browser, page: Path, stem: Path) -> None:
     for kind, width, is_dark, medium in (
         ("phone", PHONE, False, ""),
         ("dark", LAPTOP, True, ""),
-        ("print", PRINTED, False, "print"),
+        ("print", PRINT_WIDTH, False, "print"),
         ("laptop", LAPTOP, False, ""),
     ):
         browser.open(page, width, is_dark=is_dark, medium=medium)
-        browser.picture(stem.with_name(f"{stem.name}-{kind}.png"))
-    stem.with_suffix(".pdf").write_bytes(browser.pdf())
+        browser.take_picture(stem.with_name(f"{stem.name}-{kind}.png"))
+    stem.with_suffix(".pdf").write_bytes(browser.print_pdf())
 
 
 if __name__ == "__main__":

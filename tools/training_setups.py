@@ -55,7 +55,7 @@ _WARM_UP = 3
 _HAS_ACCELERATOR = torch.accelerator.is_available()
 _DEVICE = torch.device(torch.accelerator.current_accelerator() if _HAS_ACCELERATOR else "cpu")
 _SIZES = _LARGE if _HAS_ACCELERATOR else _SMALL
-_METERED = {"ceiling": 1e15, "warmup_steps": _WARM_UP}
+_METER_OPTIONS = {"ceiling": 1e15, "warmup_steps": _WARM_UP}
 
 
 # -- models ------------------------------------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class Decoder(nn.Module):
 
     def __init__(self, sizes: dict[str, int]) -> None:
         super().__init__()
-        hidden, layers, heads, vocabulary = (sizes[each] for each in ("hidden", "layers", "heads", "vocabulary"))
+        hidden, layers, heads, vocabulary = (sizes[name] for name in ("hidden", "layers", "heads", "vocabulary"))
         self.embedding = nn.Embedding(vocabulary, hidden)
         self.blocks = nn.ModuleList(Block(hidden, heads) for _ in range(layers))
         self.head = nn.Linear(hidden, vocabulary, bias=False)
@@ -112,11 +112,11 @@ class Decoder(nn.Module):
         return functional.cross_entropy(self.head(x).flatten(0, 1).float(), ids.flatten())
 
 
-def pretrained(kind: str, sizes: dict[str, int]) -> Any:
+def make_model(kind: str, sizes: dict[str, int]) -> Any:
     """Return a model of the transformers library with random weights. ``kind``: a key of the table below."""
     import transformers
 
-    hidden, layers, heads, length = (sizes[each] for each in ("hidden", "layers", "heads", "length"))
+    hidden, layers, heads, length = (sizes[name] for name in ("hidden", "layers", "heads", "length"))
     usual = {"hidden_size": hidden, "intermediate_size": 3 * hidden, "num_hidden_layers": layers}
     usual |= {"num_attention_heads": heads, "vocab_size": sizes["vocabulary"]}
     few = {"num_key_value_heads": heads // 2, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
@@ -136,13 +136,13 @@ def pretrained(kind: str, sizes: dict[str, int]) -> Any:
     return getattr(transformers, f"AutoModelFor{head}").from_config(config).train()
 
 
-def sample_of(length: int) -> dict[str, torch.Tensor]:
+def make_sample(length: int) -> dict[str, torch.Tensor]:
     """Return a sequence of random tokens, which are its labels too."""
     ids = torch.randint(3, _SIZES["vocabulary"], (length,))
     return {"input_ids": ids, "labels": ids}
 
 
-def counted_by_torch(step: Any) -> float:
+def count_flop(step: Any) -> float:
     """Run a step and return its FLOP according to torch's counter, with attention computed as matmuls."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         step()
@@ -171,37 +171,45 @@ class Stopwatch:
         return (self.times[self.last] - self.times[self.first]) / (self.last - self.first)
 
 
-def result(figures: dict[str, float], watch: Stopwatch, counted: float, tokens: float) -> dict[str, Any]:
+def make_row_values(figures: dict[str, float], watch: Stopwatch, counted_flop: float, tokens: float) -> dict[str, Any]:
     """Return the values of a row of the table, as mean values of a step.
 
-    ``figures``: mamf's figures. ``counted``: the FLOP on this rank by the independent count. ``tokens``: the number of
-    tokens on all ranks.
+    ``figures``: mamf's figures. ``counted_flop``: the FLOP on this rank by the independent count.
+    ``tokens``: the number of tokens on all ranks.
     """
     flop = figures["tflops"] * figures["step_seconds"] * 1e12
-    rate, watched = figures.get("tokens_per_second", math.nan), tokens / watch.seconds
-    return {"flop": flop, "counted": counted, "rate": rate, "stopwatch": watched, "tflops": figures["tflops"]}
+    rate, stopwatch_rate = figures.get("tokens_per_second", math.nan), tokens / watch.seconds
+    return {
+        "flop": flop,
+        "counted": counted_flop,
+        "rate": rate,
+        "stopwatch": stopwatch_rate,
+        "tflops": figures["tflops"],
+    }
 
 
 # -- loops with mamf.Meter ---------------------------------------------------------------------------------------------
 
 
-def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype = torch.bfloat16) -> dict[str, Any]:
+def train_loop(
+    steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype = torch.bfloat16
+) -> dict[str, Any]:
     """Train ``Decoder`` in a plain loop with ``mamf.Meter``. Return the values of its row.
 
     ``split``: how to distribute the model over the ranks: ``fsdp2``, ``tp`` (tensor parallel), or empty for one rank.
     """
-    ranks, here = int(os.environ.get("WORLD_SIZE", 1)), _joined_device()
+    ranks, device = int(os.environ.get("WORLD_SIZE", 1)), _join_process_group()
     torch.manual_seed(0)
-    model: Any = Decoder(_SIZES).to(here, dtype)
-    batch = torch.randint(0, _SIZES["vocabulary"], (_SIZES["batch"], _SIZES["length"]), device=here)
-    counted = accumulation * counted_by_torch(lambda: model(batch).backward())
+    model: Any = Decoder(_SIZES).to(device, dtype)
+    batch = torch.randint(0, _SIZES["vocabulary"], (_SIZES["batch"], _SIZES["length"]), device=device)
+    counted_flop = accumulation * count_flop(lambda: model(batch).backward())
     model.zero_grad()
-    shared = ranks if split == "tp" else 1
+    ranks_per_model = ranks if split == "tp" else 1
     meter = mamf.Meter(
         model=model, sequence_length=_SIZES["length"], tokens_per_step=batch.numel(), accumulation=accumulation,
-        world_size=ranks, model_parallel=shared, dtype=str(dtype).removeprefix("torch."), **_METERED,
+        world_size=ranks, model_parallel=ranks_per_model, dtype=str(dtype).removeprefix("torch."), **_METER_OPTIONS,
     )  # fmt: skip
-    model = parallel(model, split, ranks)
+    model = distribute_model(model, split, ranks)
     foreach = False if split == "tp" else None  # foreach cannot update tensors and DTensors together
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=foreach)
 
@@ -211,11 +219,12 @@ def loop(steps: int, split: str = "", accumulation: int = 1, dtype: torch.dtype 
         optimizer.step()
         optimizer.zero_grad()
 
-    figures, watch = metered(meter, step, steps)
-    return result(figures, watch, counted / shared, accumulation * batch.numel() * ranks / shared)
+    figures, watch = run_metered_steps(meter, step, steps)
+    tokens = accumulation * batch.numel() * ranks / ranks_per_model
+    return make_row_values(figures, watch, counted_flop / ranks_per_model, tokens)
 
 
-def parallel(model: Any, split: str, ranks: int) -> Any:
+def distribute_model(model: Any, split: str, ranks: int) -> Any:
     """Distribute a model over the ranks as torchtitan does, and return it.
 
     ``tp`` splits attention heads, MLPs and the output layer with DTensor. ``fsdp2`` shards each block and the whole
@@ -226,9 +235,9 @@ def parallel(model: Any, split: str, ranks: int) -> Any:
     mesh = init_device_mesh(_DEVICE.type, (ranks,), mesh_dim_names=("ranks",))
     for block in model.blocks:
         if split == "tp":
-            split_up = {f"attention.{each}": ColwiseParallel() for each in ("wq", "wk", "wv")}
-            split_up |= {"attention.wo": RowwiseParallel(), "w1": ColwiseParallel(), "w3": ColwiseParallel()}
-            parallelize_module(block, mesh, split_up | {"w2": RowwiseParallel()})
+            parallel_styles = {f"attention.{name}": ColwiseParallel() for name in ("wq", "wk", "wv")}
+            parallel_styles |= {"attention.wo": RowwiseParallel(), "w1": ColwiseParallel(), "w3": ColwiseParallel()}
+            parallelize_module(block, mesh, parallel_styles | {"w2": RowwiseParallel()})
         else:
             fully_shard(block, mesh=mesh)
     if split == "tp":
@@ -236,7 +245,7 @@ def parallel(model: Any, split: str, ranks: int) -> Any:
     return fully_shard(model, mesh=mesh)
 
 
-def metered(meter: mamf.Meter, step: Callable[[], None], steps: int) -> tuple[dict[str, float], Stopwatch]:
+def run_metered_steps(meter: mamf.Meter, step: Callable[[], None], steps: int) -> tuple[dict[str, float], Stopwatch]:
     """Run the steps. Return the mean figures of the meter, and the stopwatch of the same steps."""
     watch = Stopwatch(_WARM_UP, steps)
     for number in range(1, steps + 1):
@@ -261,35 +270,37 @@ class Recorder:
 
     def __init__(self, model: Any) -> None:
         self.passes, self.number = defaultdict[int, list[dict[str, Any]]](list), 1
-        self.hook = model.register_forward_pre_hook(self.see, with_kwargs=True)
+        self.hook = model.register_forward_pre_hook(self.record_inputs, with_kwargs=True)
 
-    def see(self, model: Any, positional: Any, named: dict[str, Any]) -> None:
+    def record_inputs(self, model: Any, positional: Any, named: dict[str, Any]) -> None:
         if torch.is_grad_enabled() and model.training:
-            kept = {name: each.detach() if torch.is_tensor(each) else each for name, each in named.items()}
-            self.passes[self.number].append(kept)
+            detached_inputs = {
+                name: value.detach() if torch.is_tensor(value) else value for name, value in named.items()
+            }
+            self.passes[self.number].append(detached_inputs)
 
     def flop(self, model: Any, number: int) -> float:
         """Run the passes of a step again, with packed documents one by one. Return their FLOP."""
         total = 0.0
-        for each in self.passes[number]:
-            if each.pop("fused_lm_head", False):  # torch does not count TRL's fused output layer and loss
-                each.pop("labels", None)
-            for part in documents_of(each):
-                total += counted_by_torch(lambda part=part: loss_of(model(**part)).backward())
+        for inputs in self.passes[number]:
+            if inputs.pop("fused_lm_head", False):  # torch does not count TRL's fused output layer and loss
+                inputs.pop("labels", None)
+            for part in split_documents(inputs):
+                total += count_flop(lambda part=part: get_loss(model(**part)).backward())
                 model.zero_grad()
         return total
 
     def tokens(self, number: int) -> float:
         """Return the number of tokens in a step, or NaN if the model gets no tokens."""
-        return sum(each["input_ids"].numel() for each in self.passes[number] if "input_ids" in each) or math.nan
+        return sum(inputs["input_ids"].numel() for inputs in self.passes[number] if "input_ids" in inputs) or math.nan
 
 
-def loss_of(output: Any) -> torch.Tensor:
+def get_loss(output: Any) -> torch.Tensor:
     """Return the loss of a model's output. If there is none, return some function of the logits."""
     return output.logits.float().square().mean() if output.get("loss") is None else output.loss
 
 
-def documents_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
+def split_documents(batch: dict[str, Any]) -> list[dict[str, Any]]:
     """Split a packed batch into its documents. Return any other batch unchanged, as the only element of the list."""
     positions = batch.get("position_ids")
     if positions is None or batch.get("attention_mask") is not None:
@@ -300,25 +311,26 @@ def documents_of(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 #: A function that makes a trainer of transformers or TRL from the trainer's arguments.
-Make = Callable[[dict[str, Any]], Any]
+TrainerMaker = Callable[[dict[str, Any]], Any]
 
 
-def trainer(steps: int, make: Make, accumulation: int = 1, **given: Any) -> dict[str, Any]:
+def train_with_trainer(steps: int, make: TrainerMaker, accumulation: int = 1, **arguments: Any) -> dict[str, Any]:
     """Train with the Trainer of transformers, or with a class derived from it. Return the values of the row.
 
-    ``make``: the function that makes the trainer. ``given``: additional arguments of the trainer.
+    ``make``: the function that makes the trainer. ``arguments``: additional arguments of the trainer.
     """
     import transformers
 
     from mamf.integrations.transformers import MamfuCallback
 
-    _joined_device()
+    _join_process_group()
     torch.manual_seed(0)
     with tempfile.TemporaryDirectory() as folder:
-        usual = {"output_dir": folder, "max_steps": steps, "logging_steps": 1, "report_to": [], "save_strategy": "no"}
-        usual |= {"per_device_train_batch_size": _SIZES["batch"], "gradient_accumulation_steps": accumulation}
-        usual |= {"disable_tqdm": True, "bf16": True, "use_cpu": not _HAS_ACCELERATOR, "dataloader_drop_last": True}
-        run = make(usual | given)
+        defaults = {"output_dir": folder, "max_steps": steps, "logging_steps": 1, "report_to": [], "bf16": True}
+        defaults |= {"per_device_train_batch_size": _SIZES["batch"], "gradient_accumulation_steps": accumulation}
+        defaults |= {"use_cpu": not _HAS_ACCELERATOR, "dataloader_drop_last": True, "disable_tqdm": True}
+        defaults |= {"save_strategy": "no"}
+        run = make(defaults | arguments)
         recorder, times = Recorder(run.model), dict[int, float]()
 
         class Timer(transformers.TrainerCallback):  # type: ignore[misc]
@@ -328,7 +340,7 @@ def trainer(steps: int, make: Make, accumulation: int = 1, **given: Any) -> dict
                 times[state.global_step], recorder.number = time.perf_counter(), state.global_step + 1
 
         run.add_callback(Timer())
-        MamfuCallback(**_METERED).attach(run)
+        MamfuCallback(**_METER_OPTIONS).attach(run)
         run.train()
     recorder.hook.remove()
     model = getattr(run.model, "_orig_mod", run.model)
@@ -336,21 +348,22 @@ def trainer(steps: int, make: Make, accumulation: int = 1, **given: Any) -> dict
         model.set_experts_implementation("eager")  # torch does not count grouped matmuls
     if getattr(model, "is_gradient_checkpointing", False):
         model.gradient_checkpointing_disable()
-    logged = {each["step"]: each for each in run.state.log_history if "tflops" in each}
-    assert logged, "nothing was metered"
-    seconds = sum(each["step_seconds"] for each in logged.values())
-    mean = {"step_seconds": seconds / len(logged)}
+    records = {record["step"]: record for record in run.state.log_history if "tflops" in record}
+    assert records, "the callback logged no figures"
+    seconds = sum(record["step_seconds"] for record in records.values())
+    mean_figures = {"step_seconds": seconds / len(records)}
     for name in ("tflops", "tokens_per_second"):
-        mean[name] = sum(each.get(name, math.nan) * each["step_seconds"] for each in logged.values()) / seconds
-    counted = sum(recorder.flop(model, number) for number in logged) / len(logged)
+        weighted = (record.get(name, math.nan) * record["step_seconds"] for record in records.values())
+        mean_figures[name] = sum(weighted) / seconds
+    counted_flop = sum(recorder.flop(model, number) for number in records) / len(records)
     ranks = int(os.environ.get("WORLD_SIZE", 1))
-    tokens = ranks * sum(map(recorder.tokens, logged)) / len(logged)
-    watch = Stopwatch(0, len(logged))
-    watch.times = {0: 0.0, len(logged): sum(times[number] - times[number - 1] for number in logged)}
-    return result(mean, watch, counted, tokens)
+    tokens = ranks * sum(map(recorder.tokens, records)) / len(records)
+    watch = Stopwatch(0, len(records))
+    watch.times = {0: 0.0, len(records): sum(times[number] - times[number - 1] for number in records)}
+    return make_row_values(mean_figures, watch, counted_flop, tokens)
 
 
-def plain(kind: str, change: Callable[[Any], Any] = lambda model: model, **more: Any) -> Make:
+def define_trainer(kind: str, change: Callable[[Any], Any] = lambda model: model, **more: Any) -> TrainerMaker:
     """Return a function that makes a Trainer of transformers.
 
     ``change``: a function that freezes or wraps the model. ``more``: additional options of the Trainer.
@@ -360,35 +373,35 @@ def plain(kind: str, change: Callable[[Any], Any] = lambda model: model, **more:
         import transformers
 
         options = transformers.TrainingArguments(**arguments)
-        samples = [sample_of(_SIZES["length"])] * 4096
-        model = change(pretrained(kind, _SIZES))
-        built = {name: each(model) if name == "optimizers" else each for name, each in more.items()}
-        return transformers.Trainer(model, options, **{"train_dataset": samples} | built)
+        samples = [make_sample(_SIZES["length"])] * 4096
+        model = change(make_model(kind, _SIZES))
+        built_options = {name: value(model) if name == "optimizers" else value for name, value in more.items()}
+        return transformers.Trainer(model, options, **{"train_dataset": samples} | built_options)
 
     return make
 
 
-def lora(model: Any) -> Any:
+def add_lora(model: Any) -> Any:
     """Return the model with LoRA adapters in all linear layers."""
     import peft
 
     return peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
-def bottom_frozen(model: Any) -> Any:
+def freeze_lower_half(model: Any) -> Any:
     """Freeze the embedding and the lower half of the layers, and return the model."""
     model.model.embed_tokens.requires_grad_(False)
     model.model.layers[: _SIZES["layers"] // 2].requires_grad_(False)
     return model
 
 
-def muon(model: Any) -> Any:
+def make_muon(model: Any) -> Any:
     """Return the optimizer Muon for the matrices in the layers, and no scheduler."""
-    matrices = [each for name, each in model.named_parameters() if each.dim() == 2 and "layers" in name]
+    matrices = [parameter for name, parameter in model.named_parameters() if parameter.dim() == 2 and "layers" in name]
     return torch.optim.Muon(matrices, lr=1e-4), None
 
 
-def of_lengths(kind: str) -> Make:
+def define_trainer_with_lengths(kind: str) -> TrainerMaker:
     """Return a function that makes a Trainer whose batches have different lengths.
 
     The shortest and the longest batch come first. If torch counts the FLOP of the model, it then counts only these two
@@ -398,28 +411,30 @@ def of_lengths(kind: str) -> Make:
     def sample(length: int) -> dict[str, Any]:
         if kind == "Wav2Vec2":
             return {"input_values": torch.randn(length * 320 + 80), "labels": 0}
-        return sample_of(length) | {"labels": 0}
+        return make_sample(length) | {"labels": 0}
 
     def make(arguments: dict[str, Any]) -> Any:
         top = _SIZES["length"]
         shares = [0.25, 1.0, *(0.3 + 0.11 * (number % 7) for number in range(256))]
         data = [sample(int(top * share)) for share in shares for _ in range(_SIZES["batch"])]
         options = arguments | {"train_sampling_strategy": "sequential"}
-        return plain(kind, train_dataset=data)(options)
+        return define_trainer(kind, train_dataset=data)(options)
 
     return make
 
 
-def flattened(arguments: dict[str, Any]) -> Any:
+def make_packing_trainer(arguments: dict[str, Any]) -> Any:
     """Return a Trainer that packs documents of several lengths into one sequence."""
     import transformers
 
-    data = [{name: each.tolist() for name, each in sample_of(8 + 29 * number % 120).items()} for number in range(512)]
+    data = [
+        {name: tensor.tolist() for name, tensor in make_sample(8 + 29 * number % 120).items()} for number in range(512)
+    ]
     collator = transformers.DataCollatorWithFlattening()
-    return plain("Llama", train_dataset=data, data_collator=collator)(arguments)
+    return define_trainer("Llama", train_dataset=data, data_collator=collator)(arguments)
 
 
-def tokenizer() -> Any:
+def make_tokenizer() -> Any:
     """Return a tokenizer whose words are numbers."""
     import tokenizers
     import transformers
@@ -431,12 +446,12 @@ def tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=inner, **special)
 
 
-def words_of(count: int) -> str:
-    """Return a text of random words for ``tokenizer``."""
+def make_text(count: int) -> str:
+    """Return a text of random words for ``make_tokenizer``."""
     return " ".join(map(str, torch.randint(3, 512, (count,)).tolist()))
 
 
-def sft(padding_free: bool) -> Make:
+def define_sft_trainer(padding_free: bool) -> TrainerMaker:
     """Return a function that makes TRL's trainer for supervised fine-tuning."""
 
     def make(arguments: dict[str, Any]) -> Any:
@@ -446,46 +461,48 @@ def sft(padding_free: bool) -> Make:
         rows = [{"input_ids": torch.randint(3, 512, (8 + 29 * number % 120,)).tolist()} for number in range(512)]
         options = trl.SFTConfig(**arguments, padding_free=padding_free, max_length=None)
         data = datasets.Dataset.from_list(rows)
-        return trl.SFTTrainer(pretrained("Llama", _SIZES), options, train_dataset=data, processing_class=tokenizer())
+        return trl.SFTTrainer(
+            make_model("Llama", _SIZES), options, train_dataset=data, processing_class=make_tokenizer()
+        )
 
     return make
 
 
-def grpo(arguments: dict[str, Any]) -> Any:
+def make_grpo_trainer(arguments: dict[str, Any]) -> Any:
     """Return TRL's trainer for GRPO. The reward is the length of the completion."""
     import datasets
     import trl
 
     options = trl.GRPOConfig(**arguments, num_generations=2, max_completion_length=16)
     return trl.GRPOTrainer(
-        pretrained("Llama", _SIZES), lambda completions, **_: [float(len(each)) for each in completions], options,
-        train_dataset=datasets.Dataset.from_list([{"prompt": words_of(24)} for _ in range(256)]),
-        processing_class=tokenizer(),
+        make_model("Llama", _SIZES), lambda completions, **_: [float(len(text)) for text in completions], options,
+        train_dataset=datasets.Dataset.from_list([{"prompt": make_text(24)} for _ in range(256)]),
+        processing_class=make_tokenizer(),
     )  # fmt: skip
 
 
-def dpo(arguments: dict[str, Any]) -> Any:
+def make_dpo_trainer(arguments: dict[str, Any]) -> Any:
     """Return TRL's trainer for DPO, with a separate reference model."""
     import datasets
     import trl
 
-    rows = [{"prompt": words_of(24), "chosen": words_of(20), "rejected": words_of(30)} for _ in range(256)]
+    rows = [{"prompt": make_text(24), "chosen": make_text(20), "rejected": make_text(30)} for _ in range(256)]
     options = trl.DPOConfig(**arguments)
     data = datasets.Dataset.from_list(rows)
-    model, teacher = pretrained("Llama", _SIZES), pretrained("Llama", _SIZES)
-    return trl.DPOTrainer(model, teacher, options, train_dataset=data, processing_class=tokenizer())
+    model, teacher = make_model("Llama", _SIZES), make_model("Llama", _SIZES)
+    return trl.DPOTrainer(model, teacher, options, train_dataset=data, processing_class=make_tokenizer())
 
 
-def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
+def train_with_lightning(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
     """Train a language model of transformers with Lightning's Trainer. Return the values of the row."""
     import lightning
 
-    here, model = _device_of_rank(), pretrained(kind, _SIZES)
-    sample = sample_of(_SIZES["length"]).items()
-    batch = {name: each[None].expand(_SIZES["batch"], *each.shape).contiguous() for name, each in sample}
-    twin, on_device = copy.deepcopy(model).to(here), {name: each.to(here) for name, each in batch.items()}
-    counted = counted_by_torch(lambda: twin(**on_device).loss.backward())
-    twin = None
+    device, model = _device_of_rank(), make_model(kind, _SIZES)
+    sample = make_sample(_SIZES["length"]).items()
+    batch = {name: tensor[None].expand(_SIZES["batch"], *tensor.shape).contiguous() for name, tensor in sample}
+    model_copy, on_device = copy.deepcopy(model).to(device), {name: tensor.to(device) for name, tensor in batch.items()}
+    counted_flop = count_flop(lambda: model_copy(**on_device).loss.backward())
+    model_copy = None
 
     class Module(lightning.LightningModule):  # type: ignore[misc]
         def __init__(self) -> None:
@@ -498,11 +515,13 @@ def lit(steps: int, kind: str, strategy: str = "auto") -> dict[str, Any]:
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=1e-4)
 
-    trained = fit(Module(), [batch] * steps, strategy=strategy, precision="bf16-mixed")
-    return result(*trained, counted, batch["input_ids"].numel() * int(os.environ.get("WORLD_SIZE", 1)))
+    figures_and_watch = fit_with_lightning(Module(), [batch] * steps, strategy=strategy, precision="bf16-mixed")
+    return make_row_values(
+        *figures_and_watch, counted_flop, batch["input_ids"].numel() * int(os.environ.get("WORLD_SIZE", 1))
+    )
 
 
-def fit(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, float], Stopwatch]:
+def fit_with_lightning(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, float], Stopwatch]:
     """Train on each batch once, on every rank. Return mamf's figures and the stopwatch of the same steps.
 
     ``options``: additional options of Lightning's Trainer.
@@ -521,14 +540,14 @@ def fit(module: Any, batches: Sequence[Any], **options: Any) -> tuple[dict[str, 
     run = lightning.Trainer(
         accelerator="auto" if _HAS_ACCELERATOR else "cpu", devices=ranks, max_epochs=1,
         log_every_n_steps=steps, logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[Timer(), MamfuCallback(**_METERED)], **options,
+        enable_model_summary=False, callbacks=[Timer(), MamfuCallback(**_METER_OPTIONS)], **options,
     )  # fmt: skip
     # Lightning divides the batches among the ranks.
     run.fit(module, torch.utils.data.DataLoader([*batches] * ranks, batch_size=None))
-    return {name: float(each) for name, each in run.callback_metrics.items()}, watch
+    return {name: float(value) for name, value in run.callback_metrics.items()}, watch
 
 
-def with_two_optimizers(steps: int) -> dict[str, Any]:
+def train_with_two_optimizers(steps: int) -> dict[str, Any]:
     """Train with Lightning and two optimizers, as a GAN does. Return the values of the row.
 
     Each batch trains the critic five times and the generator once.
@@ -555,52 +574,64 @@ def with_two_optimizers(steps: int) -> dict[str, Any]:
                 optimizers[place // 5].step()
 
         def configure_optimizers(self) -> Any:
-            return [torch.optim.Adam(each.parameters()) for each in (self.critic, self.generator)]
+            return [torch.optim.Adam(model.parameters()) for model in (self.critic, self.generator)]
 
-    twin = Gan().to(_DEVICE)
-    counted = counted_by_torch(lambda: [loss.backward() for loss in twin.losses(noise.to(_DEVICE))])
-    return result(*fit(Gan(), [noise] * steps), counted, math.nan)
+    model_copy = Gan().to(_DEVICE)
+    counted_flop = count_flop(lambda: [loss.backward() for loss in model_copy.losses(noise.to(_DEVICE))])
+    return make_row_values(*fit_with_lightning(Gan(), [noise] * steps), counted_flop, math.nan)
 
 
 #: The function that runs a set-up with a number of steps, the number of ranks, and the first cells of the row.
 Setup = tuple[Callable[[int], dict[str, Any]], int, str]
 
 
-def on_one(cells: str, make: Make, **given: Any) -> Setup:
+def define_setup(cells: str, make: TrainerMaker, **arguments: Any) -> Setup:
     """Return a set-up that runs a trainer in one process.
 
-    ``cells``: the tool and the model, as the row shows them. ``given``: additional arguments of the trainer.
+    ``cells``: the tool and the model, as the row shows them. ``arguments``: additional arguments of the trainer.
     """
-    return functools.partial(trainer, make=make, **given), 1, f"{cells} | bf16 autocast | 1 | none"
+    return functools.partial(train_with_trainer, make=make, **arguments), 1, f"{cells} | bf16 autocast | 1 | none"
 
 
 _CHECKPOINTED = {"gradient_checkpointing": True}
 _COMPILED = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
 #: All set-ups, by name.
 SETUPS: dict[str, Setup] = {
-    "loop": (lambda n: loop(n), 1, "mamf.Meter | Llama-like | bf16 | 1 | none"),
-    "loop-float32": (lambda n: loop(n, "", 4, torch.float32), 1, "mamf.Meter | Llama-like | fp32 | 4 | none"),
-    "trainer-llama": on_one("Trainer | Llama", plain("Llama")),
-    "checkpoint": on_one("Trainer | Llama, checkpointing", plain("Llama"), **_CHECKPOINTED),
-    "moe": on_one("Trainer | Qwen 3 MoE", plain("Qwen3Moe")),
-    "muon": on_one("Trainer, Muon | Llama", plain("Llama", optimizers=muon)),
-    "frozen": on_one("Trainer | Llama, lower half frozen", plain("Llama", bottom_frozen)),
-    "lora": on_one("Trainer, PEFT | Llama, LoRA", plain("Llama", lora)),
-    "lora-checkpoint": on_one("Trainer, PEFT | Llama, LoRA, checkpointing", plain("Llama", lora), **_CHECKPOINTED),
-    "lora-compile": on_one("Trainer, PEFT | Llama, LoRA, compiled", plain("Llama", lora), **_COMPILED),
-    "flattened": on_one("Trainer | Llama, packed documents", flattened),
-    "distilbert": on_one("Trainer | DistilBERT, changing lengths", of_lengths("DistilBert")),
-    "wav2vec2": on_one("Trainer | wav2vec 2, changing lengths", of_lengths("Wav2Vec2")),
-    "sft": on_one("TRL SFT | Llama, padded", sft(False)),
-    "sft-padding-free": on_one("TRL SFT | Llama, packed documents", sft(True)),
-    "grpo": on_one("TRL GRPO | Llama", grpo),
-    "dpo": on_one("TRL DPO | Llama", dpo),
-    "lightning-gpt2": (lambda n: lit(n, "GPT2"), 1, "Lightning | GPT-2 | bf16-mixed | 1 | none"),
-    "lightning-gan": (with_two_optimizers, 1, "Lightning, 2 optimizers | GAN | fp32 | 1 | none"),
-    "lightning-ddp": (lambda n: lit(n, "Bert", strategy="ddp"), 2, "Lightning | BERT | bf16-mixed | 1 | DDP, 2 ranks"),
-    "trainer-ddp": (lambda n: trainer(n, plain("Llama"), 2), 2, "Trainer | Llama | bf16 autocast | 2 | DDP, 2 ranks"),
-    "loop-fsdp2": (lambda n: loop(n, "fsdp2"), 2, "mamf.Meter | Llama-like | bf16 | 1 | FSDP2, 2 ranks"),
-    "loop-tp": (lambda n: loop(n, "tp"), 2, "mamf.Meter | Llama-like | bf16 | 1 | tensor parallel, 2 ranks"),
+    "loop": (lambda n: train_loop(n), 1, "mamf.Meter | Llama-like | bf16 | 1 | none"),
+    "loop-float32": (lambda n: train_loop(n, "", 4, torch.float32), 1, "mamf.Meter | Llama-like | fp32 | 4 | none"),
+    "trainer-llama": define_setup("Trainer | Llama", define_trainer("Llama")),
+    "checkpoint": define_setup("Trainer | Llama, checkpointing", define_trainer("Llama"), **_CHECKPOINTED),
+    "moe": define_setup("Trainer | Qwen 3 MoE", define_trainer("Qwen3Moe")),
+    "muon": define_setup("Trainer, Muon | Llama", define_trainer("Llama", optimizers=make_muon)),
+    "frozen": define_setup("Trainer | Llama, lower half frozen", define_trainer("Llama", freeze_lower_half)),
+    "lora": define_setup("Trainer, PEFT | Llama, LoRA", define_trainer("Llama", add_lora)),
+    "lora-checkpoint": define_setup(
+        "Trainer, PEFT | Llama, LoRA, checkpointing", define_trainer("Llama", add_lora), **_CHECKPOINTED
+    ),
+    "lora-compile": define_setup(
+        "Trainer, PEFT | Llama, LoRA, compiled", define_trainer("Llama", add_lora), **_COMPILED
+    ),
+    "flattened": define_setup("Trainer | Llama, packed documents", make_packing_trainer),
+    "distilbert": define_setup("Trainer | DistilBERT, changing lengths", define_trainer_with_lengths("DistilBert")),
+    "wav2vec2": define_setup("Trainer | wav2vec 2, changing lengths", define_trainer_with_lengths("Wav2Vec2")),
+    "sft": define_setup("TRL SFT | Llama, padded", define_sft_trainer(False)),
+    "sft-padding-free": define_setup("TRL SFT | Llama, packed documents", define_sft_trainer(True)),
+    "grpo": define_setup("TRL GRPO | Llama", make_grpo_trainer),
+    "dpo": define_setup("TRL DPO | Llama", make_dpo_trainer),
+    "lightning-gpt2": (lambda n: train_with_lightning(n, "GPT2"), 1, "Lightning | GPT-2 | bf16-mixed | 1 | none"),
+    "lightning-gan": (train_with_two_optimizers, 1, "Lightning, 2 optimizers | GAN | fp32 | 1 | none"),
+    "lightning-ddp": (
+        lambda n: train_with_lightning(n, "Bert", strategy="ddp"),
+        2,
+        "Lightning | BERT | bf16-mixed | 1 | DDP, 2 ranks",
+    ),
+    "trainer-ddp": (
+        lambda n: train_with_trainer(n, define_trainer("Llama"), 2),
+        2,
+        "Trainer | Llama | bf16 autocast | 2 | DDP, 2 ranks",
+    ),
+    "loop-fsdp2": (lambda n: train_loop(n, "fsdp2"), 2, "mamf.Meter | Llama-like | bf16 | 1 | FSDP2, 2 ranks"),
+    "loop-tp": (lambda n: train_loop(n, "tp"), 2, "mamf.Meter | Llama-like | bf16 | 1 | tensor parallel, 2 ranks"),
 }
 
 
@@ -609,7 +640,7 @@ def _device_of_rank() -> torch.device:
     return torch.device(_DEVICE.type, local) if _HAS_ACCELERATOR else _DEVICE
 
 
-def _joined_device() -> torch.device:
+def _join_process_group() -> torch.device:
     """Create the process group if there are several ranks. Return the device of this rank."""
     device = _device_of_rank()
     if _HAS_ACCELERATOR:
@@ -626,8 +657,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.one:
         warnings.simplefilter("default")
-        found = SETUPS[options.one][0](options.steps)
-        line = json.dumps(found | {"rank": int(os.environ.get("RANK", 0))})
+        values = SETUPS[options.one][0](options.steps)
+        line = json.dumps(values | {"rank": int(os.environ.get("RANK", 0))})
         os.write(1, f"{line}\n".encode())  # in one call, because two ranks share the pipe
         if dist.is_initialized():
             dist.destroy_process_group()
@@ -646,7 +677,7 @@ def _print_row(name: str, steps: int) -> int:
     _, ranks, cells = SETUPS[name]
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     if _HAS_ACCELERATOR and torch.accelerator.device_count() < ranks:
-        print(f"{name}: left out, needs {ranks} devices", file=sys.stderr)
+        print(f"{name}: not run, because it needs {ranks} devices", file=sys.stderr)
         return 0
     command = [sys.executable, *launcher, __file__, "--one", name, "--steps", str(steps)]
     ran = subprocess.run(command, capture_output=True, text=True)
@@ -654,9 +685,9 @@ def _print_row(name: str, steps: int) -> int:
     if ran.returncode or not rows:
         reason = (ran.stderr.strip() or "nothing was printed").splitlines()
         error = next((line for line in reason if "Error" in line and "Module" in line), reason[-1])
-        print(f"{name}: left out, {error}", file=sys.stderr)
+        print(f"{name}: no row, because it failed: {error}", file=sys.stderr)
         return 0 if "No module named" in error else 1
-    for row in sorted(rows, key=lambda each: each["rank"]):
+    for row in sorted(rows, key=lambda row: row["rank"]):
         rank = f", rank {row['rank']}" if ranks > 1 else ""
         print(f"| {cells}{rank} | {row['flop']:.6g} | {row['counted']:.6g} | {row['flop'] / row['counted']:.4f} | "
               f"{row['rate']:.1f} tokens/s | {row['stopwatch']:.1f} | {row['rate'] / row['stopwatch']:.4f} | "

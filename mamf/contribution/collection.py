@@ -26,7 +26,7 @@ from mamf.plans import REGIME_NAMES, SWEEP
 from mamf.plugins.discovery import list_builtin_names
 from mamf.report.document import label_kernel
 from mamf.report.rows import rank_rows_by_regime
-from mamf.report.shares import make_problem_title
+from mamf.report.shares import make_problem_title, make_problem_title_in_words
 
 #: The tables of results/: the rates of matmuls, the shares of the matmul ceiling that attention reaches, and the rates
 #: of other operations.
@@ -79,7 +79,8 @@ class ResultRate(Rate):
         """The problem, regime, shape and kernel of the rate in words, for tables."""
         if self.table_name == MATMUL_TABLE:
             return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
-        return f"{self.row.operation} {self.row.shape} by {self.row.kernel}, {self.regime}"
+        title = make_problem_title_in_words(self.regime, self.row.problem)
+        return f"{self.row.operation}, {title}, {self.row.shape} by {self.row.kernel}"
 
     @property
     def datasheet_peak(self) -> DatasheetRate | None:

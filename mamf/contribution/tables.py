@@ -38,6 +38,7 @@ from mamf.report.document import (
     format_csv,
     format_four_digits,
     format_interval,
+    format_rate,
     make_sensor_columns,
 )
 from mamf.report.formats import format_visible_rows_as_markdown
@@ -175,7 +176,7 @@ def make_rate_columns() -> list[Column[ResultRate]]:
     """Return the columns of a table of unranked rates: what was measured, the rate and the date."""
     return [
         make_text_column("what", lambda entry: entry.label),
-        Column("", "rate", lambda entry: entry.rate, format_four_digits),
+        Column("", "rate", lambda entry: format_rate(entry.rate, entry.row.work.unit)),
         make_date_column(),
     ]
 

@@ -90,6 +90,7 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
                 "has an unknown interval",
                 f"comes from a run with a warning ({', '.join(low_rate_warnings)})",
                 "comes from an interrupted search",
+                "may be too low, like the stored one, and is lower",
                 "is older",
             )
             differs = [one != other for one, other in zip(new_rank, cached_rank, strict=True)]
@@ -101,15 +102,22 @@ def _add_origin(ceiling: Ceiling, log: RunLog, path: Path) -> Ceiling:
     return replace(ceiling, date=str(log.header["started"]), tier=log.tier, reference=str(path))
 
 
-def _rank_for_cache(ceiling: Ceiling, may_be_low: bool = False) -> tuple[bool, bool, bool, str]:
+def _rank_for_cache(ceiling: Ceiling, may_be_low: bool = False) -> tuple[bool, bool, bool, float, str]:
     """Return the rank of a ceiling. Of two ceilings that would have the same file in the cache, mamf keeps the one with
     the higher rank. ``may_be_low``: whether the ceiling may be too low, because other work used the machine during the
     search, or because the search was short.
 
     These criteria decide, the first one first: a ceiling ranks higher if its interval is known, if nothing says that it
-    may be too low, if its search was complete, and if it is newer.
+    may be too low, if its search was complete, if it is the higher of two ceilings that may both be too low, and if it
+    is newer.
     """
-    return ceiling.interval.is_known, not may_be_low, ceiling.tier == "complete", ceiling.date
+    return (
+        ceiling.interval.is_known,
+        not may_be_low,
+        ceiling.tier == "complete",
+        ceiling.rate if may_be_low else 0.0,
+        ceiling.date,
+    )
 
 
 def _read_cached_ceiling(path: Path, regime: str) -> Ceiling | None:

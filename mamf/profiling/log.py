@@ -186,7 +186,7 @@ def make_profile_document(script: str, profile: Profile, max_rows: int | None = 
     dtype_columns: list[Column[DtypeRow]] = [
         Column("part", "part", attrgetter("name"), is_left_aligned=True),
         Column("dtype", "dtype", attrgetter("dtype"), is_left_aligned=True),
-        Column("count", "tensors", attrgetter("count")),
+        Column("count", "tensors in all steps", attrgetter("count")),
     ]
     blocks: list[Block] = [
         Lines([*_describe_steps(script, profile), *describe_known_ceilings(profile.ceilings)]),

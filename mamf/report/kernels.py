@@ -383,7 +383,10 @@ def make_kernels_document(
             [
                 *([describe_best_kernel_counts(best)] if len(best) > 1 else []),
                 *(
-                    [f"not all kernels were measured on {format_count(unranked_count, 'other shape')}"]
+                    [
+                        f"not all kernels were measured in {format_count(unranked_count, 'other case')} (a shape with "
+                        "its regime, dtype and options such as the direction)"
+                    ]
                     if best and unranked_count and confirmed_ceilings is None
                     else []
                 ),

@@ -10,7 +10,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, Ceiling, Ceilings, has_card_drifted
+from mamf.ceilings.ceiling import (
+    MAX_COMPARABLE_DRIFT_SHARE,
+    MAX_SHARE_OF_CEILING,
+    Ceiling,
+    Ceilings,
+    has_card_drifted,
+)
 from mamf.ceilings.roof import MEMORY_LEVEL, MEMORY_LEVELS, NEAR_LIMIT_SHARE, RooflinePoint, Roofs, make_roofline_point
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
@@ -45,7 +51,7 @@ from mamf.report.document import (
     make_interval_columns,
     split_shared_parts,
 )
-from mamf.report.shares import describe_missing_roofs, format_drift
+from mamf.report.shares import WRONG_CEILING_TEXT, describe_missing_roofs, format_drift
 from mamf.statistics import Interval
 
 if TYPE_CHECKING:
@@ -200,6 +206,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
             f"{near_count} of {format_count(len(known), 'row')}; "
             f"nearest: {nearest.name} by {nearest.row.kernel}, "
             f"{format_percent(nearest.roof_share or 0.0)} % of the {nearest.bound} roof"
+            + (f"; {WRONG_CEILING_TEXT}" if (nearest.roof_share or 0.0) > MAX_SHARE_OF_CEILING else "")
         )
     if drifted_count := sum(point.has_drifted for point in known):
         yield (

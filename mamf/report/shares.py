@@ -119,7 +119,7 @@ def make_ceiling_table(ceilings: Sequence[Ceiling], header: Mapping[str, Any]) -
         *make_columns_from_mappings(
             ceilings, lambda each: get_operation(each.problem.operation).make_shape_record(each.shape), has_titles=False
         ),
-        Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 8),
+        Column("kernel", "kernel", lambda each: each.kernel, lambda name: label_kernel(name, header), 1, True, 12),
         Column(
             "share_of_peak", "% peak", lambda each: divide_by_peak(each.rate, each.problem, header), format_percent, 2
         ),

@@ -1,17 +1,17 @@
 """Provide Chromium and mamf pages of every kind to the browser tests. Without a browser, these tests are skipped."""
 
 import pytest
-from browsing.chromium import chromium, missing
+from browsing.chromium import get_missing_browser_reason, open_browser
 from browsing.pages import make_large_results, make_pages, make_site
 
 
 @pytest.fixture(scope="session")
 def browser():
     """Provide one browser for all tests. Skip the tests if no browser can run here."""
-    if reason := missing():
+    if reason := get_missing_browser_reason():
         pytest.skip(reason)
-    with chromium() as found:
-        yield found
+    with open_browser() as running_browser:
+        yield running_browser
 
 
 @pytest.fixture(scope="session")

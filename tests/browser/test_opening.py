@@ -7,19 +7,19 @@ from browsing.chromium import PHONE
 from browsing.pages import PAGES, ROOT
 
 pytestmark = pytest.mark.browser
-INJECTED = """<script>window.injected = 1</script><style>main { display: none }</style>
+INJECTED_MARKUP = """<script>window.injected = 1</script><style>main { display: none }</style>
 <p id="styled" style="display: none" onclick="window.injected = 1">text</p>
 <img src="http://127.0.0.1:9/" onerror="window.injected = 1"><iframe srcdoc="text"></iframe>
 <a id="link" href="javascript:window.injected = 1">run</a></body>"""
-HOSTILE = [name for name in PAGES if name.startswith("hostile")]
+HOSTILE_PAGES = [name for name in PAGES if name.startswith("hostile")]
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_opens_from_its_file_alone(name, browser, page):
+def test_a_page_opens_without_requests_to_other_addresses(name, browser, page):
     browser.open(page(name))
     assert browser.evaluate("return document.querySelectorAll('h1').length") == 1
-    assert browser.requests() == [page(name).as_uri()]
-    assert browser.console() == []
+    assert browser.list_requested_urls() == [page(name).as_uri()]
+    assert browser.read_console() == []
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -37,31 +37,31 @@ def test_a_page_is_no_wider_than_a_phone(name, browser, page):
 @pytest.mark.parametrize("name", PAGES)
 def test_pictures_fit_a_phone_and_their_texts_can_be_read(name, browser, page):
     browser.open(page(name), PHONE)
-    look = """document.querySelectorAll('details').forEach((each) => { each.open = true; });
+    script = """document.querySelectorAll('details').forEach((each) => { each.open = true; });
     return [...document.querySelectorAll('.pictures svg')].map((svg) => [
       svg.parentElement.scrollWidth - svg.parentElement.clientWidth,
       Math.min(...[...svg.querySelectorAll('text')].map((text) => parseFloat(getComputedStyle(text).fontSize)))
         * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width])"""
-    for overflow, pixels in browser.evaluate(look):
+    for overflow, pixels in browser.evaluate(script):
         assert overflow <= 0
         assert pixels >= 9
 
 
-def test_the_policy_lets_nothing_in_that_is_not_the_pages_own(browser, page, tmp_path):
+def test_the_content_security_policy_blocks_injected_markup(browser, page, tmp_path):
     altered = tmp_path / "altered.html"
-    altered.write_text(page("find").read_text().replace("</body>", INJECTED))
+    altered.write_text(page("find").read_text().replace("</body>", INJECTED_MARKUP))
     browser.open(altered)
     browser.evaluate("document.getElementById('styled').click(); document.getElementById('link').click()")
-    shown = "return ['main', '#styled'].map((each) => getComputedStyle(document.querySelector(each)).display)"
-    assert browser.evaluate(shown) == ["block", "block"]
+    script = "return ['main', '#styled'].map((each) => getComputedStyle(document.querySelector(each)).display)"
+    assert browser.evaluate(script) == ["block", "block"]
     assert browser.evaluate("return window.injected === undefined")
-    refused = " ".join(browser.console())
+    messages = " ".join(browser.read_console())
     for kind in ("script-src", "style-src", "img-src", "frame-src"):
-        assert kind in refused or "default-src" in refused
-    assert len(re.findall("Content Security Policy", refused)) >= 6
+        assert kind in messages or "default-src" in messages
+    assert len(re.findall("Content Security Policy", messages)) >= 6
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.parametrize("name", HOSTILE_PAGES)
 def test_a_hostile_log_runs_nothing(name, browser, page):
     browser.open(page(name))
     browser.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
@@ -71,24 +71,24 @@ def test_a_hostile_log_runs_nothing(name, browser, page):
     )
     assert "onerror" in browser.evaluate("return document.body.innerText"), "the page must show markup as plain text"
     assert browser.evaluate("return window.pwned === undefined")
-    assert browser.requests() == [page(name).as_uri()]
-    assert browser.console() == []
+    assert browser.list_requested_urls() == [page(name).as_uri()]
+    assert browser.read_console() == []
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_log_adds_no_element_of_its_own(name, browser, page):
+@pytest.mark.parametrize("name", HOSTILE_PAGES)
+def test_a_hostile_log_adds_no_elements_to_the_page(name, browser, page):
     browser.open(page(name))
-    count = "return [...document.querySelectorAll(arguments[0])].length"
+    script = "return [...document.querySelectorAll(arguments[0])].length"
     assert (
         browser.evaluate(
-            count, "img, iframe, form, base, link, object, embed, foreignObject, image, use:not([href^='#'])"
+            script, "img, iframe, form, base, link, object, embed, foreignObject, image, use:not([href^='#'])"
         )
         == 0
     )
-    assert [browser.evaluate(count, tag) for tag in ("script", "style", "title:not(svg *)", "h1")] == [1, 1, 1, 1]
+    assert [browser.evaluate(script, tag) for tag in ("script", "style", "title:not(svg *)", "h1")] == [1, 1, 1, 1]
     assert (
-        browser.evaluate(count, "[style]:not(#hint), [onload], [onerror], [onmouseover], [autofocus], [http-equiv]")
+        browser.evaluate(script, "[style]:not(#hint), [onload], [onerror], [onmouseover], [autofocus], [http-equiv]")
         == 1
     )
-    addresses = browser.evaluate("return [...document.links].map((each) => each.protocol)")
-    assert set(addresses) <= {"https:", "http:", "file:"}
+    protocols = browser.evaluate("return [...document.links].map((each) => each.protocol)")
+    assert set(protocols) <= {"https:", "http:", "file:"}

@@ -6,8 +6,8 @@ No other test of tests/browser limits wall-clock time. This one does, because us
 import pytest
 
 pytestmark = pytest.mark.browser
-BOUND = 0.5
+MAX_LOAD_SECONDS = 0.5
 
 
 def test_the_front_page_of_a_thousand_logs_opens_in_half_a_second(browser, large_site):
-    assert min(browser.load_seconds(large_site) for _ in range(3)) < BOUND
+    assert min(browser.measure_load_seconds(large_site) for _ in range(3)) < MAX_LOAD_SECONDS

@@ -1,6 +1,6 @@
 """Fake attention libraries with the signatures, layouts, return types and pitfalls of the real libraries.
 
-They compute correct results with plain torch on the CPU. Each call appends its options to the list ``asked``.
+They compute correct results with plain torch on the CPU. Each call appends its options to the list ``recorded_calls``.
 """
 
 import functools
@@ -16,10 +16,10 @@ from mamf.machine.environment import get_package_version
 BLOCK_Q, BLOCK_K = 128, 64
 
 
-def attention(q, k, v, causal=False, window=(None, None), kept=None):
+def attention(q, k, v, causal=False, window=(None, None), used_pairs=None):
     """Compute attention for tensors (batch, heads, length, width). Masks are aligned to the bottom right.
 
-    ``kept``: a boolean mask of the pairs of query and key to use; None for all pairs.
+    ``used_pairs``: a boolean mask of the pairs of query and key to use; None for all pairs.
     """
     group = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(group, 1) for tensor in (k, v))
@@ -32,12 +32,12 @@ def attention(q, k, v, causal=False, window=(None, None), kept=None):
         masked = masked | (keys < rows - left)
     if right is not None:
         masked = masked | (keys > rows + right)
-    if kept is not None:
-        masked = masked | ~kept
+    if used_pairs is not None:
+        masked = masked | ~used_pairs
     return (torch.softmax(scores.masked_fill(masked, -math.inf), -1) @ v.float()).to(q.dtype)
 
 
-def bshd(q, k, v, **options):
+def attention_bshd(q, k, v, **options):
     """Compute attention like ``attention``, but for tensors (batch, length, heads, width)."""
     return attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), **options).transpose(1, 2)
 
@@ -50,8 +50,8 @@ def install(monkeypatch, name, **attributes):
     monkeypatch.setitem(sys.modules, name, module)
     parent, _, child = name.rpartition(".")
     if parent:
-        above = sys.modules.get(parent) or install(monkeypatch, parent)
-        monkeypatch.setattr(above, child, module, raising=False)
+        parent_module = sys.modules.get(parent) or install(monkeypatch, parent)
+        monkeypatch.setattr(parent_module, child, module, raising=False)
     return module
 
 
@@ -60,13 +60,13 @@ def pretend_versions(monkeypatch, **versions):
 
     An underscore in a keyword means a dash in the distribution's name. Other distributions do not change.
     """
-    known = {name.replace("_", "-"): version for name, version in versions.items()}
-    real = importlib.metadata.version
+    fake_versions = {name.replace("_", "-"): version for name, version in versions.items()}
+    real_version = importlib.metadata.version
 
     def version(name):
-        if name in known and known[name] is None:
+        if name in fake_versions and fake_versions[name] is None:
             raise importlib.metadata.PackageNotFoundError(name)
-        return known.get(name) or real(name)
+        return fake_versions.get(name) or real_version(name)
 
     monkeypatch.setattr("mamf.machine.environment.version", version)
     get_package_version.cache_clear()
@@ -81,8 +81,8 @@ def fail_to_import(monkeypatch, name, error):
             if fullname == name:
                 raise error
 
-    for known in [known for known in sys.modules if f"{known}.".startswith(f"{name}.")]:
-        monkeypatch.delitem(sys.modules, known)
+    for module_name in [module_name for module_name in sys.modules if f"{module_name}.".startswith(f"{name}.")]:
+        monkeypatch.delitem(sys.modules, module_name)
     monkeypatch.setattr(sys, "meta_path", [Finder, *sys.meta_path])
 
 
@@ -92,29 +92,29 @@ def require(condition, message, error=RuntimeError):
         raise error(message)
 
 
-def half_only(*tensors, message="FlashAttention only support fp16 and bf16 data type", error=RuntimeError):
+def require_half(*tensors, message="FlashAttention only support fp16 and bf16 data type", error=RuntimeError):
     require(all(tensor.dtype in (torch.float16, torch.bfloat16) for tensor in tensors), message, error)
 
 
 # -- FlashAttention --------------------------------------------------------------------------------------------------
 
 
-def ends(window_size, unlimited):
+def parse_window(window_size, unlimited):
     assert all(end != -1 for end in window_size) or unlimited == -1, "write an unlimited end as None, not as -1"
     return tuple(None if end == unlimited else end for end in window_size)
 
 
-def flash_attn_2(monkeypatch, asked, lacks=()):
+def flash_attn_2(monkeypatch, recorded_calls, lacks=()):
     def flash_attn_func(
         q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
         alibi_slopes=None, deterministic=False, return_attn_probs=False,
     ):  # fmt: skip
-        half_only(q, k, v)
+        require_half(q, k, v)
         require(q.dtype not in lacks, "this build has bf16 only")
         require(q.shape[-1] <= 256, "FlashAttention forward only supports head dimension at most 256")
         require(q.shape[-1] == v.shape[-1], "v must have shape (batch_size, seqlen_k, num_heads_k, head_size)")
-        asked.append({"window_size": window_size})
-        return bshd(q, k, v, causal=causal, window=ends(window_size, -1))
+        recorded_calls.append({"window_size": window_size})
+        return attention_bshd(q, k, v, causal=causal, window=parse_window(window_size, -1))
 
     pretend_versions(monkeypatch, flash_attn="2.8.3")
     module = install(monkeypatch, "flash_attn", flash_attn_func=flash_attn_func)
@@ -123,42 +123,48 @@ def flash_attn_2(monkeypatch, asked, lacks=()):
     return module
 
 
-def flash_attn_3(monkeypatch, asked, name="flash_attn_interface", with_lse=False, lacks=()):
+def flash_attn_3(monkeypatch, recorded_calls, name="flash_attn_interface", with_lse=False, lacks=()):
     def flash_attn_func(
         q, k, v, softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None,
         window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
         sm_margin=0, return_attn_probs=False,
     ):  # fmt: skip
-        half_only(q, k, v, message="FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
+        require_half(q, k, v, message="FlashAttention only supports fp16, bf16, and fp8_e4m3 data type")
         require(q.dtype not in lacks, "This flash attention build does not support FP16.")
-        d, dv, widest = q.shape[-1], v.shape[-1], "FlashAttention forward only supports head dimension at most 256"
-        require(d <= 256, widest)
-        pairs = "we only support Q/K headdim in (128, 192] and V headdim in (96, 128], or (Q/K <= 64 and V <= 512)."
-        is_pair = (128 < d <= 192 and 96 < dv <= 128) or (d <= 64 and dv <= 512)
-        require(d == dv or is_pair, f"If V headdim is different from Q/K dim, {pairs}")
-        asked.append({"num_splits": num_splits})
-        out = bshd(q, k, v, causal=causal, window=ends(window_size, -1))
+        d, dv, width_message = (
+            q.shape[-1],
+            v.shape[-1],
+            "FlashAttention forward only supports head dimension at most 256",
+        )
+        require(d <= 256, width_message)
+        width_pairs = (
+            "we only support Q/K headdim in (128, 192] and V headdim in (96, 128], or (Q/K <= 64 and V <= 512)."
+        )
+        is_supported_pair = (128 < d <= 192 and 96 < dv <= 128) or (d <= 64 and dv <= 512)
+        require(d == dv or is_supported_pair, f"If V headdim is different from Q/K dim, {width_pairs}")
+        recorded_calls.append({"num_splits": num_splits})
+        out = attention_bshd(q, k, v, causal=causal, window=parse_window(window_size, -1))
         if out.requires_grad:
-            out.register_hook(lambda gradient: require(dv <= 256, widest))
+            out.register_hook(lambda gradient: require(dv <= 256, width_message))
         return (out, torch.zeros(1)) if with_lse else out
 
     pretend_versions(monkeypatch, flash_attn_3="3.0.0")
     return install(monkeypatch, name, flash_attn_func=flash_attn_func)
 
 
-def flash_attn_4(monkeypatch, asked):
+def flash_attn_4(monkeypatch, recorded_calls):
     def flash_attn_func(
         q, k, v, qv=None, gather_kv_indices=None, softmax_scale=None, causal=False, window_size=(None, None),
         learnable_sink=None, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, return_lse=False,
     ):  # fmt: skip
-        half_only(q, k, v, message="inputs must be float16 or bfloat16", error=AssertionError)
+        require_half(q, k, v, message="inputs must be float16 or bfloat16", error=AssertionError)
         assert not q.requires_grad or torch.cuda.get_device_capability()[0] != 8, "Unsupported compute capability"
         assert num_splits == 1, "SplitKV not supported on SM 9.0"
         dims, major = (q.shape[-1], v.shape[-1]), torch.cuda.get_device_capability()[0]
         is_wide = dims in ((192, 128), (256, 256)) if major in (10, 11) else max(dims) <= 256
         assert max(dims) <= 128 or is_wide, f"(head_dim, head_dim_v)={dims} is not supported on SM{major}0"
-        asked.append({"window_size": window_size, "num_splits": num_splits})
-        return bshd(q, k, v, causal=causal, window=ends(window_size, None)), None
+        recorded_calls.append({"window_size": window_size, "num_splits": num_splits})
+        return attention_bshd(q, k, v, causal=causal, window=parse_window(window_size, None)), None
 
     # In the real package, ``flash_attn`` is a namespace package that contains only ``cute``.
     pretend_versions(monkeypatch, flash_attn_4="4.0.0b36")
@@ -168,11 +174,11 @@ def flash_attn_4(monkeypatch, asked):
 # -- Sage and Sparge -------------------------------------------------------------------------------------------------
 
 
-def sage_1(monkeypatch, asked):
+def sage_1(monkeypatch, recorded_calls):
     def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, smooth_k=True):
         assert tensor_layout == "HND"
         assert q.shape[-1] in (64, 96, 128)
-        asked.append({"k": k.clone()})
+        recorded_calls.append({"k": k.clone()})
         if smooth_k:
             k -= k.mean(dim=-2, keepdim=True)
         return attention(q, k, v, is_causal)
@@ -181,64 +187,66 @@ def sage_1(monkeypatch, asked):
     return install(monkeypatch, "sageattention", sageattn=sageattn)
 
 
-def sage_2(monkeypatch, asked, **flags):
+def sage_2(monkeypatch, recorded_calls, **flags):
     def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None, return_lse=False, **kwargs):
-        half_only(q, k, v)
+        require_half(q, k, v)
         assert tensor_layout == "HND"
         assert not kwargs
         flag = f"SM{10 * torch.cuda.get_device_capability()[0]}"
         assert flags.get(f"{flag}_ENABLED", True), f"{flag} kernel is not available."
         assert q.shape[-1] == v.shape[-1] <= 128
-        asked.append({})
+        recorded_calls.append({})
         return attention(q, k, v, is_causal)
 
     pretend_versions(monkeypatch, sageattention="2.2.0")
     return install(monkeypatch, "sageattention", sageattn=sageattn, sageattn_qk_int8_pv_fp16_triton=sageattn)
 
 
-def kept_blocks(q, k, causal, topk):
+def select_key_blocks(q, k, causal, topk):
     """Return a mask of the key blocks that SpargeAttn uses for each query block.
 
     These are the key blocks with the highest scores. A score is computed from the means of two blocks. ``topk``: the
     share of key blocks to use.
     """
 
-    def pooled(tensor, size):
+    def average_blocks(tensor, size):
         padded = torch.nn.functional.pad(tensor.float(), (0, 0, 0, -tensor.shape[2] % size))
         return padded.unflatten(2, (-1, size)).mean(3)
 
-    scores = pooled(q, BLOCK_Q) @ pooled(k, BLOCK_K).transpose(-2, -1)
-    below = torch.arange(scores.shape[-1]) < (torch.arange(scores.shape[-2])[:, None] + 1) * BLOCK_Q // BLOCK_K
+    scores = average_blocks(q, BLOCK_Q) @ average_blocks(k, BLOCK_K).transpose(-2, -1)
+    is_below = torch.arange(scores.shape[-1]) < (torch.arange(scores.shape[-2])[:, None] + 1) * BLOCK_Q // BLOCK_K
     if causal:
-        scores = scores.masked_fill(~below, -math.inf)
+        scores = scores.masked_fill(~is_below, -math.inf)
     chosen = scores.argsort(-1, descending=True)[..., : max(1, int(topk * scores.shape[-1]))]
-    kept = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
-    return kept & below if causal else kept
+    is_used = torch.zeros_like(scores, dtype=torch.bool).scatter_(-1, chosen, True)
+    return is_used & is_below if causal else is_used
 
 
-def spas_sage_attn(monkeypatch, asked):
+def spas_sage_attn(monkeypatch, recorded_calls):
     def call(
         q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, smooth_k=True, simthreshd1=0.6,
         cdfthreshd=0.98, topk=1.0, pvthreshd=50, attention_sink=False, tensor_layout="HND",
-        output_dtype=torch.float16, return_sparsity=False, name="", masks_elements=True,
+        output_dtype=torch.float16, return_sparsity=False, masks_elements=True,
     ):  # fmt: skip
         assert tensor_layout == "HND"
         assert q.size(-2) >= 128, "seq_len should be not less than 128."
         assert q.size(-1) in (64, 128), "headdim should be in [64, 128]."
         assert smooth_k, "without smooth_k, km is not defined"
-        asked.append({"return_sparsity": return_sparsity, "topk": topk})
-        blocks = kept_blocks(q, k, is_causal, topk)
+        recorded_calls.append({"return_sparsity": return_sparsity, "topk": topk})
+        blocks = select_key_blocks(q, k, is_causal, topk)
         pairs = blocks.repeat_interleave(BLOCK_Q, -2).repeat_interleave(BLOCK_K, -1)
         pairs = pairs[:, :, : q.shape[2], : k.shape[2]]
-        out = attention(q, k, v, is_causal and masks_elements, kept=pairs)
+        out = attention(q, k, v, is_causal and masks_elements, used_pairs=pairs)
         columns = (blocks.shape[3] + 2) // 2 if is_causal else blocks.shape[3]
         total = blocks.shape[0] * blocks.shape[1] * blocks.shape[2] * columns
         return (out, 1 - blocks.sum().item() / total) if return_sparsity else out
 
-    names = {
-        f"spas_sage{two}_attn_meansim{topk}_cuda": two == "" for two in ("", "2") for topk in ("", "_topk")
+    masks_by_name = {
+        f"spas_sage{version}_attn_meansim{topk}_cuda": version == "" for version in ("", "2") for topk in ("", "_topk")
     }  # fmt: skip
-    functions = {name: functools.partial(call, name=name, masks_elements=masks) for name, masks in names.items()}
+    functions = {
+        name: functools.partial(call, masks_elements=masks_elements) for name, masks_elements in masks_by_name.items()
+    }
     pretend_versions(monkeypatch, spas_sage_attn="0.1.0")
     return install(monkeypatch, "spas_sage_attn", **functions)
 
@@ -258,28 +266,30 @@ class LowerTriangularMask:
     """A causal mask that is aligned to the top left."""
 
 
-def xformers(monkeypatch, asked, is_built=True):
+def xformers(monkeypatch, recorded_calls, is_built=True):
     def memory_efficient_attention(
         query, key, value, attn_bias=None, p=0.0, scale=None, *, op=None, output_dtype=None
     ):  # fmt: skip
         assert attn_bias is None or query.shape[1] == key.shape[1]
         if not is_built:
             raise NotImplementedError(NO_OPERATOR)
-        asked.append({"ndim": query.ndim, "key_stride": key.stride()})
+        recorded_calls.append({"ndim": query.ndim, "key_stride": key.stride()})
         causal = isinstance(attn_bias, LowerTriangularMask)
         if query.ndim == 4:
-            return bshd(query, key, value, causal=causal)
+            return attention_bshd(query, key, value, causal=causal)
         if query.requires_grad:
             raise NotImplementedError("BMGHK is not supported in the backward pass")
         assert key.shape[3] == query.shape[3], "kv heads are not broadcast"
-        return bshd(*(each.flatten(2, 3) for each in (query, key, value)), causal=causal).unflatten(2, query.shape[2:4])
+        return attention_bshd(*(each.flatten(2, 3) for each in (query, key, value)), causal=causal).unflatten(
+            2, query.shape[2:4]
+        )
 
     operators = {"memory_efficient_attention": memory_efficient_attention, "LowerTriangularMask": LowerTriangularMask}
     pretend_versions(monkeypatch, xformers="0.0.35")
     return install(monkeypatch, "xformers.ops", **operators)
 
 
-def aiter(monkeypatch, asked, is_old=False):
+def aiter(monkeypatch, recorded_calls, is_old=False):
     """Install a fake AITER, which was checked against ROCm/aiter e4048607 (aiter/ops/mha.py).
 
     Tensors are (batch, length, heads, width). A window of two numbers means the same as one of three numbers that has
@@ -292,11 +302,11 @@ def aiter(monkeypatch, asked, is_old=False):
         cu_seqlens_q=None, cu_seqlens_kv=None, sink_ptr=None, num_splits=0,
     ):  # fmt: skip
         assert len(window_size) == 2 or window_size[2] == 0, "this fake does not support a sink"
-        half_only(q, k, v)
+        require_half(q, k, v)
         if torch.is_grad_enabled() and q.requires_grad:
             assert return_lse
-        asked.append({"deterministic": deterministic})
-        out = bshd(q, k, v, causal=causal, window=ends(window_size[:2], -1))
+        recorded_calls.append({"deterministic": deterministic})
+        out = attention_bshd(q, k, v, causal=causal, window=parse_window(window_size[:2], -1))
         # Older releases always return a tuple.
         return (out, torch.zeros(1)) if return_lse else (out,) if is_old else out
 
@@ -304,14 +314,14 @@ def aiter(monkeypatch, asked, is_old=False):
     return install(monkeypatch, "aiter", flash_attn_func=flash_attn_func)
 
 
-def fused_sdpa(monkeypatch, asked):
+def fused_sdpa(monkeypatch, recorded_calls):
     class FusedSDPA:
         @staticmethod
         def apply(
             q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, softmax_mode="None",
             recompute_mode=None, /,
         ):  # fmt: skip
-            asked.append({"recompute_mode": recompute_mode, "softmax_mode": softmax_mode})
+            recorded_calls.append({"recompute_mode": recompute_mode, "softmax_mode": softmax_mode})
             return attention(q, k, v, is_causal)
 
     return install(monkeypatch, "habana_frameworks.torch.hpex.kernels", FusedSDPA=FusedSDPA)

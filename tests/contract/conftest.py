@@ -21,18 +21,20 @@ def flush_cache():
     """Limit each cache flush to 1 MiB to save time, and provide the real ``TorchBackend.flush_cache``."""
     from mamf.torch_backend import TorchBackend
 
-    whole = TorchBackend.flush_cache
+    real_flush_cache = TorchBackend.flush_cache
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TorchBackend, "flush_cache", lambda backend, size=None: whole(backend, min(size or MIB, MIB)))
-        yield whole
+        patch.setattr(
+            TorchBackend, "flush_cache", lambda backend, size=None: real_flush_cache(backend, min(size or MIB, MIB))
+        )
+        yield real_flush_cache
 
 
 @pytest.fixture
 def use_one_torch_thread():
     """Limit torch to one thread, because more threads slow down the small shapes of tests."""
-    from mamf.operations.operand_sets import use_one_torch_thread as limited
+    from mamf.operations.operand_sets import use_one_torch_thread as limit_to_one_thread
 
-    with limited():
+    with limit_to_one_thread():
         yield
 
 
@@ -77,13 +79,13 @@ def site(tmp_path_factory):
     """Return a folder with the metadata of tests/contract/stranger, including its entry points, as pip writes it."""
     tomllib = pytest.importorskip("tomllib" if sys.version_info >= (3, 11) else "tomli")
     folder = tmp_path_factory.mktemp("site")
-    info = folder / "mamf_layer_norm-1.0.dist-info"
-    info.mkdir()
+    dist_info = folder / "mamf_layer_norm-1.0.dist-info"
+    dist_info.mkdir()
     project = tomllib.loads((Path(__file__).parent / "stranger" / "pyproject.toml").read_text())["project"]
-    lines = [
+    sections = [
         [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
         for group, points in project["entry-points"].items()
     ]
-    (info / "entry_points.txt").write_text("\n".join(line for group in lines for line in group) + "\n")
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamf-layer-norm\nVersion: 1.0\n")
+    (dist_info / "entry_points.txt").write_text("\n".join(line for section in sections for line in section) + "\n")
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: mamf-layer-norm\nVersion: 1.0\n")
     return folder

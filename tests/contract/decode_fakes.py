@@ -1,7 +1,7 @@
 """Fakes of libraries for attention over a KV cache. They compute with plain torch.
 
 Each fake has the signatures, tensor layouts and restrictions of its library, and records its calls in the list
-``asked``. The signatures are those of flash-attention 0251105a (flash_attn_interface.py and
+``recorded_calls``. The signatures are those of flash-attention 0251105a (flash_attn_interface.py and
 hopper/flash_attn_interface.py), flashinfer 0.5.3 (decode.py, prefill.py, mla.py) and ROCm/aiter e4048607 (ops/mha.py,
 mla.py).
 """
@@ -14,7 +14,7 @@ import torch
 from attention_fakes import install, pretend_versions, require
 
 
-def attention(q, k, v, scale, causal, out=None):
+def compute_attention(q, k, v, scale, causal):
     """Compute attention for one sequence. All tensors have the shape [tokens, heads, head dimension].
 
     A causal mask is aligned to the bottom right.
@@ -23,93 +23,94 @@ def attention(q, k, v, scale, causal, out=None):
     k, v = (each.float().repeat_interleave(group, 1) for each in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
     if causal:
-        last = torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0]
-        scores = scores.masked_fill(torch.arange(k.shape[0]) > last, -math.inf)
+        last_visible_key = torch.arange(q.shape[0])[:, None] + k.shape[0] - q.shape[0]
+        scores = scores.masked_fill(torch.arange(k.shape[0]) > last_visible_key, -math.inf)
     return torch.einsum("hqk,khd->qhd", torch.softmax(scores, -1), v).to(q.dtype)
 
 
-def by_sequence(q, starts, tokens, scale, causal):
+def compute_by_sequence(q, starts, read_tokens, scale, causal):
     """Compute attention for each sequence separately, and return the concatenated outputs.
 
     ``q``: the queries of all sequences, one sequence after another. ``starts``: the index of the first query of each
-    sequence, and the total number of queries at the end. ``tokens``: a function that takes the index of a sequence and
-    returns its keys and values.
+    sequence, and the total number of queries at the end. ``read_tokens``: a function that takes the index of a sequence
+    and returns its keys and values.
     """
     starts = [int(each) for each in starts]
     rows = [slice(*pair) for pair in itertools.pairwise(starts)]
-    return torch.cat([attention(q[each], *tokens(index), scale, causal) for index, each in enumerate(rows)])
+    outputs = [compute_attention(q[each], *read_tokens(index), scale, causal) for index, each in enumerate(rows)]
+    return torch.cat(outputs)
 
 
-def paged(cache, pages, length):
+def read_pages(cache, pages, length):
     """Return the first ``length`` tokens from these pages of the cache."""
     return cache[[int(page) for page in pages]].flatten(0, 1)[: int(length)]
 
 
-def int32(*tensors):
+def require_int32(*tensors):
     assert all(each.dtype == torch.int32 for each in tensors if each is not None), "lengths and tables must be int32"
 
 
 # -- FlashAttention ----------------------------------------------------------------------------------------------------
 
 
-def with_kvcache(q, k_cache, v_cache, lengths, table, starts, scale, causal, qv=None):
+def compute_with_kvcache(q, k_cache, v_cache, lengths, table, starts, scale, causal, qv=None):
     """Compute attention over the cache, as ``flash_attn_with_kvcache`` does.
 
     Without ``starts``, ``q`` has the shape [batch, queries, heads, head dimension]. With ``starts``, sequences may have
-    different numbers of queries (see ``by_sequence``). ``qv``: more columns of the queries, which are multiplied by the
-    values instead of the keys.
+    different numbers of queries (see ``compute_by_sequence``). ``qv``: more columns of the queries, which are
+    multiplied by the values instead of the keys.
     """
     if qv is not None:
         q, k_cache = torch.cat((q, qv), -1), torch.cat((k_cache, v_cache), -1)
     assert q.stride(-1) == k_cache.stride(-1) == v_cache.stride(-1) == 1
 
-    def tokens(index):
+    def read_tokens(index):
         if table is None:
             length = k_cache.shape[1] if lengths is None else int(lengths[index])
             return k_cache[index, :length], v_cache[index, :length]
         count = -(-int(lengths[index]) // k_cache.shape[1])
-        return tuple(paged(each, table[index, :count], lengths[index]) for each in (k_cache, v_cache))
+        return tuple(read_pages(each, table[index, :count], lengths[index]) for each in (k_cache, v_cache))
 
     if starts is not None:
-        return by_sequence(q, starts, tokens, scale, causal)
-    return torch.stack([attention(q[index], *tokens(index), scale, causal) for index in range(len(q))])
+        return compute_by_sequence(q, starts, read_tokens, scale, causal)
+    return torch.stack([compute_attention(q[index], *read_tokens(index), scale, causal) for index in range(len(q))])
 
 
-def varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, table, scale, causal):
+def compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, table, scale, causal):
     lengths = cu_seqlens_k.diff()
 
-    def tokens(index):
+    def read_tokens(index):
         if table is None:
             rows = slice(int(cu_seqlens_k[index]), int(cu_seqlens_k[index + 1]))
             return k[rows], v[rows]
         count = -(-int(lengths[index]) // k.shape[1])
-        return tuple(paged(each, table[index, :count], lengths[index]) for each in (k, v))
+        return tuple(read_pages(each, table[index, :count], lengths[index]) for each in (k, v))
 
-    return by_sequence(q, cu_seqlens_q, tokens, scale, causal)
+    return compute_by_sequence(q, cu_seqlens_q, read_tokens, scale, causal)
 
 
-def flash_attn_2(monkeypatch, asked):
+def flash_attn_2(monkeypatch, recorded_calls):
     def flash_attn_with_kvcache(
         q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
         cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
         window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
         return_softmax_lse=False,
     ):  # fmt: skip
-        int32(cache_seqlens, block_table)
+        require_int32(cache_seqlens, block_table)
         refuse_page(k_cache, block_table)
-        asked.append("kvcache")
-        return with_kvcache(q, k_cache, v_cache, cache_seqlens, block_table, None, softmax_scale, causal)
+        recorded_calls.append("kvcache")
+        return compute_with_kvcache(q, k_cache, v_cache, cache_seqlens, block_table, None, softmax_scale, causal)
 
     def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, dropout_p=0.0, softmax_scale=None,
         causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
         return_attn_probs=False, block_table=None,
     ):  # fmt: skip
-        int32(cu_seqlens_q, cu_seqlens_k, block_table)
+        require_int32(cu_seqlens_q, cu_seqlens_k, block_table)
         refuse_page(k, block_table)
         require(max(cu_seqlens_q.diff()) <= max_seqlen_q and max(cu_seqlens_k.diff()) <= max_seqlen_k, "max_seqlen")
-        asked.append("varlen")
-        return varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, softmax_scale, causal)
+        recorded_calls.append("varlen")
+        return compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, softmax_scale, causal)
 
     def refuse_page(cache, table):
         require(table is None or cache.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256")
@@ -119,7 +120,7 @@ def flash_attn_2(monkeypatch, asked):
     return install(monkeypatch, "flash_attn", flash_attn_func=None, **functions)
 
 
-def flash_attn_3(monkeypatch, asked):
+def flash_attn_3(monkeypatch, recorded_calls):
     def flash_attn_with_kvcache(
         q, k_cache, v_cache, k=None, v=None, qv=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
         cache_batch_idx=None, cache_leftpad=None, page_table=None, cu_seqlens_q=None, cu_seqlens_k_new=None,
@@ -127,11 +128,13 @@ def flash_attn_3(monkeypatch, asked):
         causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
         scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
     ):  # fmt: skip
-        int32(cache_seqlens, page_table, cu_seqlens_q)
+        require_int32(cache_seqlens, page_table, cu_seqlens_q)
         require((cu_seqlens_q is None) == (max_seqlen_q is None), "max_seqlen_q must be provided with cu_seqlens_q")
         require(qv is None or (q.shape[-1] <= 64 and v_cache.shape[-1] >= 256), "q_v is for hdim 64 and hdim_v 256")
-        asked.append("kvcache" if qv is None else "kvcache with qv")
-        return with_kvcache(q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, softmax_scale, causal, qv)
+        recorded_calls.append("kvcache" if qv is None else "kvcache with qv")
+        return compute_with_kvcache(
+            q, k_cache, v_cache, cache_seqlens, page_table, cu_seqlens_q, softmax_scale, causal, qv
+        )
 
     def flash_attn_varlen_func(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
@@ -139,9 +142,9 @@ def flash_attn_3(monkeypatch, asked):
         window_size=(-1, -1), attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False,
         sm_margin=0, return_attn_probs=False,
     ):  # fmt: skip
-        int32(cu_seqlens_q, cu_seqlens_k)
-        asked.append("varlen")
-        return varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, None, softmax_scale, causal)
+        require_int32(cu_seqlens_q, cu_seqlens_k)
+        recorded_calls.append("varlen")
+        return compute_varlen(q, k, v, cu_seqlens_q, cu_seqlens_k, None, softmax_scale, causal)
 
     pretend_versions(monkeypatch, flash_attn_3="3.0.0")
     functions = {"flash_attn_with_kvcache": flash_attn_with_kvcache, "flash_attn_varlen_func": flash_attn_varlen_func}
@@ -151,15 +154,15 @@ def flash_attn_3(monkeypatch, asked):
 # -- FlashInfer --------------------------------------------------------------------------------------------------------
 
 
-def flashinfer(monkeypatch, asked):
-    def by_pages(q, starts, indptr, indices, lengths, caches, scale, causal):
-        def tokens(index):
+def flashinfer(monkeypatch, recorded_calls):
+    def compute_by_pages(q, starts, indptr, indices, lengths, caches, scale, causal):
+        def read_tokens(index):
             pages = indices[int(indptr[index]) : int(indptr[index + 1])]
-            return tuple(paged(each, pages, lengths[index]) for each in caches)
+            return tuple(read_pages(each, pages, lengths[index]) for each in caches)
 
-        return by_sequence(q, starts, tokens, scale, causal)
+        return compute_by_sequence(q, starts, read_tokens, scale, causal)
 
-    def lengths_of(indptr, last_page_len, page_size):
+    def compute_lengths(indptr, last_page_len, page_size):
         return (indptr.diff() - 1) * page_size + last_page_len
 
     class BatchDecodeWithPagedKVCacheWrapper:
@@ -170,7 +173,7 @@ def flashinfer(monkeypatch, asked):
         ):  # fmt: skip
             assert kv_layout == "NHD"
             assert not float_workspace_buffer.any(), "the workspace must be initialized to 0"
-            asked.append({"tensor cores": use_tensor_cores, "graph": use_cuda_graph})
+            recorded_calls.append({"tensor cores": use_tensor_cores, "graph": use_cuda_graph})
 
         def plan(
             self, indptr, indices, last_page_len, num_qo_heads, num_kv_heads, head_dim, page_size,
@@ -178,10 +181,10 @@ def flashinfer(monkeypatch, asked):
             data_type=None, sm_scale=None, rope_scale=None, rope_theta=None, non_blocking=True, block_tables=None,
             seq_lens=None, fixed_split_size=None, disable_split_kv=False,
         ):  # fmt: skip
-            int32(indptr, indices, last_page_len)
-            self.planned = indptr, indices, lengths_of(indptr, last_page_len, page_size), sm_scale
+            require_int32(indptr, indices, last_page_len)
+            self.planned = indptr, indices, compute_lengths(indptr, last_page_len, page_size), sm_scale
             self.dtypes = q_data_type, kv_data_type
-            asked.append("plan")
+            recorded_calls.append("plan")
 
         def run(
             self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None,
@@ -190,7 +193,7 @@ def flashinfer(monkeypatch, asked):
             assert self.dtypes == (q.dtype, paged_kv_cache[0].dtype)
             indptr, indices, lengths, scale = self.planned
             starts = torch.arange(len(q) + 1)
-            return by_pages(q, starts, indptr, indices, lengths, paged_kv_cache, scale, False)
+            return compute_by_pages(q, starts, indptr, indices, lengths, paged_kv_cache, scale, False)
 
     class BatchPrefillWithPagedKVCacheWrapper:
         def __init__(
@@ -209,17 +212,17 @@ def flashinfer(monkeypatch, asked):
             max_item_len_ptr=None, seq_lens=None, seq_lens_q=None, block_tables=None, max_token_per_sequence=None,
             max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
         ):  # fmt: skip
-            int32(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
-            lengths = lengths_of(paged_kv_indptr, paged_kv_last_page_len, page_size)
+            require_int32(qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
+            lengths = compute_lengths(paged_kv_indptr, paged_kv_last_page_len, page_size)
             self.planned = qo_indptr, paged_kv_indptr, paged_kv_indices, lengths
             self.scale, self.causal = sm_scale, causal
-            asked.append("plan")
+            recorded_calls.append("plan")
 
         def run(
             self, q, paged_kv_cache, *args, q_scale=None, k_scale=None, v_scale=None, out=None, lse=None,
             return_lse=False, enable_pdl=None, window_left=None, sinks=None,
         ):  # fmt: skip
-            return by_pages(q, *self.planned, paged_kv_cache, self.scale, self.causal)
+            return compute_by_pages(q, *self.planned, paged_kv_cache, self.scale, self.causal)
 
     class BatchMLAPagedAttentionWrapper:
         def __init__(
@@ -232,11 +235,11 @@ def flashinfer(monkeypatch, asked):
             self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe, page_size,
             causal, sm_scale, q_data_type, kv_data_type, use_profiler=False,
         ):  # fmt: skip
-            int32(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+            require_int32(qo_indptr, kv_indptr, kv_indices, kv_len_arr)
             require((head_dim_ckv, head_dim_kpe) == (512, 64), "latents are 512 and 64")
             self.planned = qo_indptr, kv_indptr, kv_indices, kv_len_arr
             self.scale, self.causal = sm_scale, causal
-            asked.append("plan")
+            recorded_calls.append("plan")
 
         def run(
             self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False, profiler_buffer=None,
@@ -245,7 +248,7 @@ def flashinfer(monkeypatch, asked):
             assert ckv_cache.ndim == kpe_cache.ndim == 3
             k = torch.cat((ckv_cache, kpe_cache), -1)[:, :, None]
             q = torch.cat((q_nope, q_pe), -1)
-            return by_pages(q, *self.planned, (k, ckv_cache[:, :, None]), self.scale, self.causal)
+            return compute_by_pages(q, *self.planned, (k, ckv_cache[:, :, None]), self.scale, self.causal)
 
     pretend_versions(monkeypatch, flashinfer_python="0.5.3")
     return install(
@@ -260,14 +263,14 @@ def flashinfer(monkeypatch, asked):
 # -- AITER -------------------------------------------------------------------------------------------------------------
 
 
-def aiter(monkeypatch, asked):
-    def tokens_of(caches, indptr, indices, last_page_lens):
-        def tokens(index):
+def aiter(monkeypatch, recorded_calls):
+    def make_token_reader(caches, indptr, indices, last_page_lens):
+        def read_tokens(index):
             pages = indices[int(indptr[index]) : int(indptr[index + 1])]
             length = (len(pages) - 1) * caches[0].shape[1] + int(last_page_lens[index])
-            return tuple(paged(each, pages, length) for each in caches)
+            return tuple(read_pages(each, pages, length) for each in caches)
 
-        return tokens
+        return read_tokens
 
     def mha_batch_prefill_func(
         q, k, v, cu_seqlens_q, kv_indptr, kv_page_indices, max_seqlen_q, max_seqlen_k, dropout_p=0.0,
@@ -277,10 +280,10 @@ def aiter(monkeypatch, asked):
         sink_ptr=None, sink_size=0,
     ):  # fmt: skip
         require(k.dim() == v.dim() == 4, "Batch prefill requires 5D vectorized, 4D linear, or 3D linear K/V tensors")
-        int32(cu_seqlens_q, kv_indptr, kv_page_indices, kv_last_page_lens)
-        asked.append("prefill")
-        tokens = tokens_of((k, v), kv_indptr, kv_page_indices, kv_last_page_lens)
-        return by_sequence(q, cu_seqlens_q, tokens, softmax_scale, causal)
+        require_int32(cu_seqlens_q, kv_indptr, kv_page_indices, kv_last_page_lens)
+        recorded_calls.append("prefill")
+        token_reader = make_token_reader((k, v), kv_indptr, kv_page_indices, kv_last_page_lens)
+        return compute_by_sequence(q, cu_seqlens_q, token_reader, softmax_scale, causal)
 
     def mla_decode_fwd(
         q, kv_buffer, o, qo_indptr, kv_indptr, kv_indices, kv_last_page_lens, max_seqlen_q, page_size=1, nhead_kv=1,
@@ -291,11 +294,10 @@ def aiter(monkeypatch, asked):
     ):  # fmt: skip
         _, size, heads, _ = kv_buffer.shape
         assert (size, heads) == (page_size, nhead_kv)
-        asked.append("mla")
+        recorded_calls.append("mla")
         caches = kv_buffer, kv_buffer[..., : o.shape[-1]]
-        o.copy_(
-            by_sequence(q, qo_indptr, tokens_of(caches, kv_indptr, kv_indices, kv_last_page_lens), sm_scale, causal)
-        )
+        token_reader = make_token_reader(caches, kv_indptr, kv_indices, kv_last_page_lens)
+        o.copy_(compute_by_sequence(q, qo_indptr, token_reader, sm_scale, causal))
         return None, None
 
     pretend_versions(monkeypatch, amd_aiter="0.1.12")

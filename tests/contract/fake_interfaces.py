@@ -5,7 +5,7 @@ import inspect
 import simulated_vendors
 
 
-class Installations:
+class InstallationRecorder:
     """A stand-in for monkeypatch that records what a simulated vendor would install, but installs nothing."""
 
     def __init__(self):
@@ -26,9 +26,9 @@ class Installations:
 
 def installations(vendor):
     """Return the attributes and modules that the simulation of this vendor would install."""
-    kept = Installations()
-    getattr(simulated_vendors, f"simulate_{vendor}")(kept, [])
-    return kept
+    recorder = InstallationRecorder()
+    getattr(simulated_vendors, f"simulate_{vendor}")(recorder, [])
+    return recorder
 
 
 def parameters(function):

@@ -13,7 +13,7 @@ class SimulatedLibrary:
     """A library with the functions in ``answers``.
 
     A function in ``refused`` raises the library's error. A function in ``missing`` does not exist, as in an older
-    release. ``answered``: the last value that each function returned.
+    release.
     """
 
     error = RuntimeError
@@ -24,18 +24,16 @@ class SimulatedLibrary:
         self.refused = set()
         self.refuses_all = False
         self.missing = set()
-        self.answered = {}
 
     def __getattr__(self, name):
         if name not in self.answers or name in self.missing:
             raise AttributeError(name)
 
-        def query(*arguments, **named):
+        def query(*arguments, **keywords):
             self.calls.append((name,))
             if self.refuses_all or name in self.refused:
                 raise self.error(f"{name}: Insufficient Permissions")
-            self.answered[name] = self.answers[name](self, *arguments, **named)
-            return self.answered[name]
+            return self.answers[name](self, *arguments, **keywords)
 
         return query
 
@@ -55,7 +53,7 @@ def nvml_card(index, properties):
         uuid=f"GPU-{properties.uuid}",
         address=f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0",
         clocks={1: 1755 + index, 2: 2619},
-        highest={1: 1980, 2: 2619},
+        max_clocks={1: 1980, 2: 2619},
         application=1980,
         power=684_500,
         energy=123_456_789,
@@ -83,24 +81,21 @@ class SimulatedNvml(SimulatedLibrary):
         super().__init__(calls)
         self.cards = [nvml_card(index, each) for index, each in enumerate(properties)]
         self.cuda_version = 13000
-        self.forbidden = set()
 
-    def by(self, what, value):
-        self.calls.append((f"by {what}", value.decode()))
+    def find_card(self, attribute, value):
+        self.calls.append((f"by {attribute}", value.decode()))
         for card in self.cards:
-            if getattr(card, what) == value.decode():
+            if getattr(card, attribute) == value.decode():
                 return card
         raise NVMLError("Not Found")
 
-    def by_uuid(self, uuid):
-        return self.by("uuid", uuid)
+    def find_card_by_uuid(self, uuid):
+        return self.find_card("uuid", uuid)
 
-    def by_address(self, pciBusId):
-        return self.by("address", pciBusId)
+    def find_card_by_address(self, pciBusId):
+        return self.find_card("address", pciBusId)
 
-    def by_index(self, index):
-        if index in self.forbidden:
-            raise NVMLError("Insufficient Permissions")
+    def find_card_by_index(self, index):
         return self.cards[index]
 
     answers = {  # noqa: RUF012
@@ -108,13 +103,13 @@ class SimulatedNvml(SimulatedLibrary):
         "nvmlSystemGetCudaDriverVersion": lambda self: self.cuda_version,
         "nvmlSystemGetDriverVersion": lambda self: "580.65.06",
         "nvmlDeviceGetCount": lambda self: len(self.cards),
-        "nvmlDeviceGetHandleByUUID": by_uuid,
-        "nvmlDeviceGetHandleByPciBusId": by_address,
-        "nvmlDeviceGetHandleByIndex": by_index,
+        "nvmlDeviceGetHandleByUUID": find_card_by_uuid,
+        "nvmlDeviceGetHandleByPciBusId": find_card_by_address,
+        "nvmlDeviceGetHandleByIndex": find_card_by_index,
         "nvmlDeviceGetIndex": lambda self, handle: handle.index,
         "nvmlDeviceGetUUID": lambda self, handle: handle.uuid,
         "nvmlDeviceGetClockInfo": lambda self, handle, type: handle.clocks[type],
-        "nvmlDeviceGetMaxClockInfo": lambda self, handle, type: handle.highest[type],
+        "nvmlDeviceGetMaxClockInfo": lambda self, handle, type: handle.max_clocks[type],
         "nvmlDeviceGetApplicationsClock": lambda self, handle, type: {self.NVML_CLOCK_SM: handle.application}[type],
         "nvmlDeviceGetPowerUsage": lambda self, handle: handle.power,
         "nvmlDeviceGetTotalEnergyConsumption": lambda self, handle: handle.energy,
@@ -176,27 +171,27 @@ class SimulatedAmdSmi(SimulatedLibrary):
         causes = ("ppt", "socket_thm", "hbm_thm", "vr_thm", "prochot")
         self.metrics = {f"{cause}_residency_acc": 1000 for cause in causes}
 
-    def by_address(self, bdf):
+    def find_handle_by_address(self, bdf):
         self.calls.append(("by address", bdf))
         return "handle"
 
-    def clock_info(self, processor_handle, clock_type):
+    def read_clock_info(self, processor_handle, clock_type):
         assert type(clock_type) is AmdSmiClkType
         return self.clock
 
-    def temperature(self, processor_handle, sensor_type, metric):
+    def read_temperature(self, processor_handle, sensor_type, metric):
         assert (type(sensor_type), type(metric)) == (AmdSmiTemperatureType, AmdSmiTemperatureMetric)
         return self.celsius
 
     answers = {  # noqa: RUF012
         "amdsmi_init": lambda self, flag=AmdSmiInitFlags.INIT_AMD_GPUS: None,
-        "amdsmi_get_processor_handle_from_bdf": by_address,
-        "amdsmi_get_clock_info": clock_info,
+        "amdsmi_get_processor_handle_from_bdf": find_handle_by_address,
+        "amdsmi_get_clock_info": read_clock_info,
         "amdsmi_get_gpu_process_list": lambda self, processor_handle: self.processes,
         "amdsmi_get_power_info": lambda self, processor_handle: self.power,
         "amdsmi_get_power_cap_info": lambda self, processor_handle: {"power_cap": 750_000_000},
         "amdsmi_get_energy_count": lambda self, processor_handle: self.energy,
-        "amdsmi_get_temp_metric": temperature,
+        "amdsmi_get_temp_metric": read_temperature,
         "amdsmi_get_gpu_metrics_info": lambda self, processor_handle: dict(self.metrics),
         "amdsmi_get_gpu_device_uuid": lambda self, processor_handle: "d1ff74a1-0000-1000-8000-000000000000",
     }

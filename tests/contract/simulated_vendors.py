@@ -104,9 +104,9 @@ class SimulatedTorchModule:
         self.clock = self.reached = 0.0
         self.allocated, self.reserved, self.peak = 3 * GB, 5 * GB, 4 * GB
 
-    def namespace(self, **others):
+    def namespace(self, **additions):
         """Return the module that an adapter finds in torch. Any name that is not simulated raises AttributeError."""
-        return SimpleNamespace(**{name: getattr(self, name) for name in self.functions} | others)
+        return SimpleNamespace(**{name: getattr(self, name) for name in self.functions} | additions)
 
     def is_available(self):
         return bool(self.devices)
@@ -163,12 +163,12 @@ class SimulatedTorchModule:
         self.calls.append(("empty_cache",))
 
 
-def build_of_torch(**versions):
+def make_version_module(**versions):
     """Return the ``torch.version`` of a torch that was built for these vendors only."""
     return SimpleNamespace(**dict.fromkeys(("cuda", "hip", "xpu")) | versions)
 
 
-def h100(number=0, **changed):
+def h100(number=0, **changes):
     properties = {
         "name": "NVIDIA H100 80GB HBM3",
         "major": 9,
@@ -182,7 +182,7 @@ def h100(number=0, **changed):
         "pci_bus_id": 0x17 + number,
         "pci_device_id": 0,
     }
-    return SimpleNamespace(**properties | changed)
+    return SimpleNamespace(**properties | changes)
 
 
 def simulate_cuda(monkeypatch, calls):
@@ -194,7 +194,9 @@ def simulate_cuda(monkeypatch, calls):
     nvtx = SimpleNamespace(
         range_push=lambda msg: calls.append(("range_push", msg)), range_pop=lambda: calls.append(("range_pop",))
     )
-    simulated = SimulatedTorch(version=build_of_torch(cuda="12.8"), cuda=module.namespace(profiler=profiler, nvtx=nvtx))
+    simulated = SimulatedTorch(
+        version=make_version_module(cuda="12.8"), cuda=module.namespace(profiler=profiler, nvtx=nvtx)
+    )
     driver = SimulatedDriver(calls)
     kind = simulated.install(monkeypatch, "cuda")
     monkeypatch.setattr(sys.modules[kind.__module__], "_load_driver", lambda: driver)
@@ -221,7 +223,7 @@ class SimulatedDriver:
         return self.answer
 
 
-def mi300x(**changed):
+def mi300x(**changes):
     properties = {
         "name": "AMD Instinct MI300X",
         "major": 9,
@@ -235,7 +237,7 @@ def mi300x(**changed):
         "pci_bus_id": 0x0C,
         "pci_device_id": 0,
     }
-    return SimpleNamespace(**properties | changed)
+    return SimpleNamespace(**properties | changes)
 
 
 def simulate_rocm(monkeypatch, calls):
@@ -243,27 +245,27 @@ def simulate_rocm(monkeypatch, calls):
     monkeypatch.delenv("PYTORCH_TUNABLEOP_ENABLED", raising=False)
     module = SimulatedTorchModule(calls, [mi300x()])
     tunable = SimpleNamespace(is_enabled=lambda: False)
-    simulated = SimulatedTorch(version=build_of_torch(hip="6.4.43482"), cuda=module.namespace(tunable=tunable))
+    simulated = SimulatedTorch(version=make_version_module(hip="6.4.43482"), cuda=module.namespace(tunable=tunable))
     kind = simulated.install(monkeypatch, "rocm")
     smi = SimulatedAmdSmi(calls)
     monkeypatch.setitem(sys.modules, "amdsmi", smi)
     return SimpleNamespace(kind=kind, torch=simulated, module=module, smi=smi)
 
 
-def max_1550(**changed):
+def max_1550(**changes):
     properties = {
         "name": "Intel(R) Data Center GPU Max 1550",
         "max_compute_units": 448,
         "total_memory": 64 * GB,
         "driver_version": "1.6.33578",
     }
-    return SimpleNamespace(**properties | changed)
+    return SimpleNamespace(**properties | changes)
 
 
 def simulate_xpu(monkeypatch, calls):
     """Simulate one stack of a Data Center GPU Max with an older torch, which reports no sensors and no cache size."""
     module = SimulatedTorchModule(calls, [max_1550()])
-    simulated = SimulatedTorch(version=build_of_torch(xpu="20250101"), xpu=module.namespace())
+    simulated = SimulatedTorch(version=make_version_module(xpu="20250101"), xpu=module.namespace())
     kind = simulated.install(monkeypatch, "xpu")
     monkeypatch.setitem(sys.modules, "intel_extension_for_pytorch", None)
     return SimpleNamespace(kind=kind, torch=simulated, module=module)
@@ -289,7 +291,7 @@ def simulate_hpu(monkeypatch, calls):
     return SimpleNamespace(kind=kind, torch=simulated, module=module, hlml=hlml)
 
 
-def ascend(number=0, **changed):
+def ascend(number=0, **changes):
     """Return device properties with the fields that the C++ library of torch_npu defines."""
     properties = {
         "name": "Ascend910B2",
@@ -298,7 +300,7 @@ def ascend(number=0, **changed):
         "multi_processor_count": 24,
         "uuid": f"7c1b2c3d-0000-4000-8000-00000000000{number}",
     }
-    return SimpleNamespace(**properties | changed)
+    return SimpleNamespace(**properties | changes)
 
 
 def simulate_accelerator(monkeypatch, calls):
@@ -316,21 +318,21 @@ def simulate_accelerator(monkeypatch, calls):
         """Return a placeholder, because nothing is launched on the stream."""
         return SimpleNamespace()
 
-    own = module.namespace(get_device_name=get_device_name, current_device=lambda: 0, Stream=stream)
+    device_module = module.namespace(get_device_name=get_device_name, current_device=lambda: 0, Stream=stream)
     accelerator = SimpleNamespace(
         is_available=lambda: bool(module.devices), current_accelerator=lambda: SimpleNamespace(type="npu")
     )
-    simulated = SimulatedTorch(accelerator=accelerator, get_device_module=lambda device_type: own)
+    simulated = SimulatedTorch(accelerator=accelerator, get_device_module=lambda device_type: device_module)
     kind = simulated.install(monkeypatch, "accelerator")
 
-    def load():
+    def run_busy_work():
         module.clock += 30.0
 
     reference_load = kind._make_busy_work_function
-    monkeypatch.setattr(kind, "_make_busy_work_function", lambda self: load)
+    monkeypatch.setattr(kind, "_make_busy_work_function", lambda self: run_busy_work)
     # The host reads the clock that events advance. A tiny share of real time makes each reading later than the last.
     monkeypatch.setattr(kind, "now", lambda self: module.clock * 1e-3 + time.perf_counter() * 1e-9)
-    return SimpleNamespace(kind=kind, torch=simulated, module=module, own=own, reference_load=reference_load)
+    return SimpleNamespace(kind=kind, torch=simulated, module=module, own=device_module, reference_load=reference_load)
 
 
 def simulate_mps(monkeypatch, calls):
@@ -342,11 +344,11 @@ def simulate_mps(monkeypatch, calls):
         recommended_max_memory=lambda: 48 * GB,
         current_allocated_memory=lambda: 3 * GB,
     )
-    build = SimpleNamespace(
+    mps_backend = SimpleNamespace(
         is_built=lambda: True,
         is_available=lambda: True,
         get_name=lambda: "Apple M3 Max",
         get_core_count=lambda: 40,
     )
-    simulated = SimulatedTorch(mps=module, backends=SimpleNamespace(mps=build))
+    simulated = SimulatedTorch(mps=module, backends=SimpleNamespace(mps=mps_backend))
     return SimpleNamespace(kind=simulated.install(monkeypatch, "mps"), torch=simulated)

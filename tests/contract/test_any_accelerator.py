@@ -13,19 +13,19 @@ from mamf.plugins.discovery import list_backend_statuses, load_backend_class, op
 GB = 10**9
 
 
-def status(name="accelerator"):
+def find_status(name="accelerator"):
     return next(each for each in list_backend_statuses() if each.name == name)
 
 
 def test_each_device_has_its_own_name_and_properties(accelerator):
-    assert status().device_names == ("Ascend910B2", "Ascend910B3")
+    assert find_status().device_names == ("Ascend910B2", "Ascend910B3")
     info = accelerator.kind(1).info
     assert (info.name, info.vendor, info.compute_units) == ("Ascend910B3", "npu", 24)
     assert (info.memory_bytes, info.cache_bytes) == (64 * GB, 192 * MIB)
     assert info.uuid_hash
 
 
-def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator, monkeypatch):
+def test_auto_tries_the_generic_backend_after_all_others_but_before_the_cpu(accelerator, monkeypatch):
     assert open_backend("auto").name == "accelerator"
     monkeypatch.setattr(load_backend_class("cuda"), "explain_unavailability", classmethod(lambda kind: None))
     monkeypatch.setattr(load_backend_class("cuda"), "count_devices", classmethod(lambda kind: 1))
@@ -34,12 +34,12 @@ def test_auto_takes_it_before_the_cpu_and_after_every_other_adapter(accelerator,
     assert names == ["cuda", "accelerator", "cpu"]
 
 
-def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
+def test_a_device_that_has_a_backend_is_left_to_this_backend(accelerator, monkeypatch):
     xpu = load_backend_class("xpu")
     monkeypatch.setattr(xpu, "device_type", "npu")
-    assert status().unavailability is None  # xpu finds no device here
+    assert find_status().unavailability is None  # xpu finds no device here
     monkeypatch.setattr(xpu, "explain_unavailability", classmethod(lambda kind: None))
-    assert str(status().unavailability) == "mamf has a backend for npu devices; use --backend xpu"
+    assert str(find_status().unavailability) == "mamf has a backend for npu devices; use --backend xpu"
     with pytest.raises(UnavailableError, match="mamf has a backend for npu devices"):
         accelerator.kind(0)
 
@@ -52,17 +52,19 @@ def test_a_device_that_an_adapter_names_is_left_to_it(accelerator, monkeypatch):
         (SimpleNamespace(), "torch.accelerator sees no device"),
     ],
 )
-def test_it_says_why_it_is_unavailable(monkeypatch, accelerator_of_torch, reason):
+def test_the_generic_backend_says_why_it_is_unavailable(monkeypatch, accelerator_of_torch, reason):
     kind = load_backend_class("accelerator")
-    own = SimpleNamespace(__version__="1.2", **({"accelerator": accelerator_of_torch} if accelerator_of_torch else {}))
-    monkeypatch.setattr(sys.modules[kind.__module__], "torch", own)
+    fake_torch = SimpleNamespace(
+        __version__="1.2", **({"accelerator": accelerator_of_torch} if accelerator_of_torch else {})
+    )
+    monkeypatch.setattr(sys.modules[kind.__module__], "torch", fake_torch)
     assert kind.explain_unavailability().reason == reason
 
 
 # -- timers ------------------------------------------------------------------------------------------------------------
 
 
-def without_timing(event):
+def refuse_timing(event):
     def refuse(end_event):
         raise RuntimeError("Event elapsed_time is not supported")
 
@@ -70,17 +72,17 @@ def without_timing(event):
     return event
 
 
-def lying(event):
-    honest = event.elapsed_time
-    event.elapsed_time = lambda end_event: honest(end_event) / 2
+def halve_elapsed_time(event):
+    true_elapsed_time = event.elapsed_time
+    event.elapsed_time = lambda end_event: true_elapsed_time(end_event) / 2
     return event
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (without_timing, "events of the device do not work: RuntimeError: Event elapsed_time is not supported"),
-        (lying, "events measure 16 ms for work that takes 34 ms"),
+        (refuse_timing, "events of the device do not work: RuntimeError: Event elapsed_time is not supported"),
+        (halve_elapsed_time, "events measure 16 ms for work that takes 34 ms"),
         (None, "events of the device do not work: TypeError"),
         (lambda event: event.without_arguments(), "events of the device do not work: AttributeError"),
     ],
@@ -104,33 +106,33 @@ def test_events_that_cannot_time_are_replaced_by_the_hosts_clock(accelerator, ca
     assert 0 <= backend.estimate_timer_overhead() < 0.001
 
 
-class Memory:
+class SlowBuffer:
     """A buffer on a simulated device. Each write takes 1 ms, and a read waits until all writes are done."""
 
-    def __init__(self, module, waits):
-        self.module, self.pending, self.waits = module, 0.0, waits
+    def __init__(self, module):
+        self.module, self.pending_milliseconds = module, 0.0
 
     def zero_(self):
-        self.pending += 1.0
+        self.pending_milliseconds += 1.0
 
     def finish(self):
-        self.module.clock += self.pending
-        self.pending = 0.0
+        self.module.clock += self.pending_milliseconds
+        self.pending_milliseconds = 0.0
 
     def __getitem__(self, part):
         return SimpleNamespace(cpu=self.finish)
 
 
-@pytest.mark.parametrize("waits", [True, False])
-def test_a_synchronize_that_does_not_wait_is_refused(accelerator, monkeypatch, waits):
+@pytest.mark.parametrize("does_wait", [True, False])
+def test_a_synchronize_that_does_not_wait_is_refused(accelerator, monkeypatch, does_wait):
     backend = accelerator.kind(0)
-    memory = Memory(accelerator.module, waits)
-    monkeypatch.setattr(accelerator.torch, "zeros", lambda *size, **options: memory, raising=False)
-    monkeypatch.setattr(accelerator.own, "synchronize", lambda device: memory.finish() if waits else None)
+    buffer = SlowBuffer(accelerator.module)
+    monkeypatch.setattr(accelerator.torch, "zeros", lambda *size, **options: buffer, raising=False)
+    monkeypatch.setattr(accelerator.own, "synchronize", lambda device: buffer.finish() if does_wait else None)
     reference_load = accelerator.reference_load
-    if waits:
+    if does_wait:
         reference_load(backend)()
-        assert memory.pending >= 20.0
+        assert buffer.pending_milliseconds >= 20.0
     else:
         with pytest.raises(UnavailableError, match=r"npu devices cannot be timed: synchronize returned after 0.0 ms"):
             reference_load(backend)
@@ -139,7 +141,7 @@ def test_a_synchronize_that_does_not_wait_is_refused(accelerator, monkeypatch, w
 # -- features that the backend detects when it opens a device ----------------------------------------------------------
 
 
-def test_a_module_that_has_little_is_enough(accelerator, monkeypatch):
+def test_a_vendor_module_with_few_functions_is_enough(accelerator, monkeypatch):
     for name in ("get_device_properties", "mem_get_info", "memory_stats", "max_memory_allocated", "empty_cache"):
         monkeypatch.delattr(accelerator.own, name)
     backend = accelerator.kind(0)
@@ -172,5 +174,5 @@ def test_operands_are_random_with_and_without_a_generator_on_the_device(accelera
     backend = accelerator.kind(0)
     operand = backend.make_operand_pool("normal", 0).take_buffer("a", 4096, "float32")
     assert operand.std() == pytest.approx(1.0, rel=0.1)
-    same = backend.make_operand_pool("normal", 0).take_buffer("a", 4096, "float32")
-    assert torch.equal(operand, same)
+    repeated_operand = backend.make_operand_pool("normal", 0).take_buffer("a", 4096, "float32")
+    assert torch.equal(operand, repeated_operand)

@@ -97,20 +97,20 @@ class TestMps(BackendContract):
         return mps.kind(0)
 
 
-def test_every_registered_backend_is_held_to_the_contract():
-    held = {kind.__name__.removeprefix("Test").lower() for kind in BackendContract.__subclasses__()}
+def test_every_registered_backend_is_tested_against_the_contract():
+    tested_names = {kind.__name__.removeprefix("Test").lower() for kind in BackendContract.__subclasses__()}
     # mamf never opens a tpu device (see test_tpu.py).
-    assert held >= set(find_entry_points_by_name(BACKEND_GROUP)) - {"tpu"}
+    assert tested_names >= set(find_entry_points_by_name(BACKEND_GROUP)) - {"tpu"}
 
 
 @pytest.fixture(params=VENDORS)
-def vendor(request):
+def vendor_backend(request):
     """Return the backend of each simulated vendor in turn, opened on the last device of the vendor."""
     simulated = request.getfixturevalue(request.param)
     return simulated.kind(simulated.kind.count_devices() - 1)
 
 
-def timed_launches(backend, calls):
+def time_launches(backend, calls):
     """Run a train of three launches. Return the names of its calls of torch and of the vendor's module, in order, and
     the seconds of each launch.
     """
@@ -119,30 +119,30 @@ def timed_launches(backend, calls):
         PreparedKernel([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0))
     )
     with FlushRecorder(calls):
-        taken = BurstRegime(backend).take_samples(checked, StoppingRule(max_seconds=0.0), 0.0)
-    assert len(taken.seconds_per_launch) == 3
-    order = ("flush", "record", "launch", "mark_step", "synchronize")
-    return [call[0] for call in calls if call[0] in order], taken.seconds_per_launch
+        samples = BurstRegime(backend).take_samples(checked, StoppingRule(max_seconds=0.0), 0.0)
+    assert len(samples.seconds_per_launch) == 3
+    recorded_names = ("flush", "record", "launch", "mark_step", "synchronize")
+    return [call[0] for call in calls if call[0] in recorded_names], samples.seconds_per_launch
 
 
 @pytest.mark.parametrize("name", ["cuda", "rocm", "xpu", "hpu"])
-def test_marks_enclose_the_launch_alone_and_the_train_ends_in_a_synchronize(name, request, calls):
-    names, _ = timed_launches(request.getfixturevalue(name).kind(0), calls)
+def test_marks_enclose_only_the_launch_and_a_train_ends_with_a_synchronize(name, request, calls):
+    names, _ = time_launches(request.getfixturevalue(name).kind(0), calls)
     train = [*3 * ["flush", "record", "launch", "record"], "synchronize"]
-    idle = {"cuda": ["record"]}.get(name, [])
-    expected = [*train[:-1], *idle, train[-1]]
+    idle_marks = {"cuda": ["record"]}.get(name, [])
+    expected = [*train[:-1], *idle_marks, train[-1]]
     assert names == expected
 
 
-def test_where_the_host_clock_times_each_mark_waits_for_the_device(mps, calls):
-    names, seconds = timed_launches(mps.kind(0), calls)
+def test_each_mark_of_a_device_timed_by_the_host_clock_waits_for_the_device(mps, calls):
+    names, seconds = time_launches(mps.kind(0), calls)
     assert names == [*3 * ["flush", "synchronize", "launch", "synchronize"], "synchronize"]
     assert all(0 < each < 1 for each in seconds)
 
 
 @pytest.mark.parametrize("name", ["cuda", "rocm", "xpu", "hpu"])
 def test_events_in_milliseconds_become_seconds(name, request, calls):
-    _, seconds = timed_launches(request.getfixturevalue(name).kind(0), calls)
+    _, seconds = time_launches(request.getfixturevalue(name).kind(0), calls)
     assert seconds == pytest.approx(3 * [MILLISECONDS_BETWEEN_EVENTS * 1e-3])
 
 
@@ -172,8 +172,8 @@ def test_memory_that_torch_caches_counts_as_free(cuda):
     [MemoryError(), torch.OutOfMemoryError("tried to allocate"), RuntimeError("CUDA error: out of memory")],
     ids=repr,
 )
-def test_every_vendor_knows_these_as_exhausted_memory(vendor, error):
-    assert vendor.is_out_of_memory(error)
+def test_every_vendor_recognizes_errors_of_exhausted_memory(vendor_backend, error):
+    assert vendor_backend.is_out_of_memory(error)
 
 
 @pytest.mark.parametrize(
@@ -186,14 +186,14 @@ def test_every_vendor_knows_these_as_exhausted_memory(vendor, error):
         "synStatus=26 [Generic failure] Device reset",
     ],
 )
-def test_no_vendor_takes_these_for_exhausted_memory(vendor, text):
-    assert not vendor.is_out_of_memory(RuntimeError(text))
+def test_no_vendor_mistakes_other_errors_for_exhausted_memory(vendor_backend, text):
+    assert not vendor_backend.is_out_of_memory(RuntimeError(text))
 
 
-def test_more_than_is_free_is_refused_before_it_is_allocated(vendor):
+def test_more_than_is_free_is_refused_before_it_is_allocated(vendor_backend):
     with pytest.raises(MemoryError, match=r"GB are needed, .* GB are free") as caught:
-        vendor.make_operand_pool("normal", 0).take_buffer("a", 10**12, "float32")
-    assert vendor.is_out_of_memory(caught.value)
+        vendor_backend.make_operand_pool("normal", 0).take_buffer("a", 10**12, "float32")
+    assert vendor_backend.is_out_of_memory(caught.value)
 
 
 def test_an_unavailable_backend_does_not_open_and_says_why(cuda):
@@ -222,36 +222,37 @@ def test_the_cpu_defaults_to_bfloat16_only_where_it_is_native(cpu_module, monkey
 
 
 def test_the_cpu_keeps_freed_memory_so_that_rates_do_not_depend_on_earlier_work(cpu_module, monkeypatch):
-    given = []
-    library = SimpleNamespace(mallopt=lambda *parameter_and_value: given.append(parameter_and_value))
+    mallopt_arguments = []
+    library = SimpleNamespace(mallopt=lambda *parameter_and_value: mallopt_arguments.append(parameter_and_value))
     monkeypatch.setattr(cpu_module.ctypes, "CDLL", lambda name: library)
     open_backend("cpu")
-    assert given == [(-3, 32 << 20), (-1, 64 << 20)]
+    assert mallopt_arguments == [(-3, 32 << 20), (-1, 64 << 20)]
     monkeypatch.setattr(cpu_module.ctypes, "CDLL", lambda name: SimpleNamespace())  # no glibc, as on macOS
     open_backend("cpu")
 
 
 @pytest.mark.parametrize("error", [None, NotImplementedError("can't find current frequency file"), OSError()])
 def test_a_cpu_that_shows_no_sensors_says_so(monkeypatch, error):
-    def frequency():
+    def read_frequency():
         if error is not None:
             raise error
 
-    monkeypatch.setattr(psutil, "cpu_freq", frequency)
+    monkeypatch.setattr(psutil, "cpu_freq", read_frequency)
     monkeypatch.setattr(psutil, "sensors_temperatures", dict, raising=False)
     backend = open_backend("cpu")
     assert backend.info.max_clock_hz is None
     assert isinstance(backend.telemetry, Unavailability)
 
 
-def test_bits_of_what_a_launch_returned_are_told_apart():
-    """Check that equal results have equal digests, and that even the sign of zeros changes a digest.
+def test_digests_of_results_differ_if_a_bit_differs():
+    """Check that equal results have equal digests, whatever their strides, and that even the sign of a zero changes a
+    digest.
 
     A result without tensors has no digest.
     """
     backend = load_backend_class("cpu")(0)
-    first, second = torch.ones(3, 4, dtype=torch.bfloat16), torch.zeros(2)
-    digest = backend.compute_digest((first.t(), second))
-    assert digest == backend.compute_digest([first.t().clone(), second.clone()])
-    assert digest != backend.compute_digest((first.t(), -second))
+    first, second = torch.arange(12, dtype=torch.bfloat16).view(3, 4).t(), torch.zeros(2)
+    digest = backend.compute_digest((first, second))
+    assert digest == backend.compute_digest([first.contiguous(), second.clone()])
+    assert digest != backend.compute_digest((first, torch.tensor([0.0, -0.0])))
     assert backend.compute_digest(None) is None

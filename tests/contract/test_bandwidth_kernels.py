@@ -17,7 +17,7 @@ from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 pytestmark = pytest.mark.usefixtures("use_one_torch_thread")
 SHAPE = BandwidthShape(2**18)
 #: Not a multiple of the size of a block, of 16 bytes or of the alignment.
-ODD = BandwidthShape(2**18 + 8)
+UNALIGNED_SHAPE = BandwidthShape(2**18 + 8)
 DTYPES = ("float32", "float16", "bfloat16")
 
 
@@ -26,7 +26,7 @@ def cpu():
     return open_backend("cpu")
 
 
-def prepared(kernel, backend, problem, shape=SHAPE, **options):
+def prepare_kernel(kernel, backend, problem, shape=SHAPE, **options):
     return kernel.prepare(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), **options)
 
 
@@ -40,43 +40,43 @@ class AllButOne(TorchFunctions):
         return launch, arrays.get("a", output), times
 
 
-class Lazy(TorchFunctions):
+class FirstLaunchOnly(TorchFunctions):
     """A kernel that works only in the first launch with each operand set."""
 
     def bind_operands(self, backend, problem, arrays):
-        launch, *rest = super().bind_operands(backend, problem, arrays)
+        launch, *output_and_times = super().bind_operands(backend, problem, arrays)
         launches = [launch]
 
-        def lazy():
-            for each in (launches.pop() for _ in tuple(launches)):
-                each()
+        def launch_once():
+            if launches:
+                launches.pop()()
 
-        return lazy, *rest
+        return launch_once, *output_and_times
 
 
-class Meddling(TorchFunctions):
+class ChangesOperand(TorchFunctions):
     """A kernel that changes an operand after reading it."""
 
     def bind_operands(self, backend, problem, arrays):
-        launch, *rest = super().bind_operands(backend, problem, arrays)
+        launch, *output_and_times = super().bind_operands(backend, problem, arrays)
 
-        def meddling():
+        def launch_and_change_operand():
             launch()
             arrays["b"][7] = 5.0
 
-        return meddling, *rest
+        return launch_and_change_operand, *output_and_times
 
 
 class OneSet(TorchFunctions):
     """A kernel that uses the first operand set in every launch."""
 
     def bind_operands(self, backend, problem, arrays):
-        if not hasattr(self, "first"):
-            self.first = super().bind_operands(backend, problem, arrays)
-        return self.first
+        if not hasattr(self, "first_binding"):
+            self.first_binding = super().bind_operands(backend, problem, arrays)
+        return self.first_binding
 
 
-@pytest.mark.parametrize("shape", [SHAPE, ODD], ids=str)
+@pytest.mark.parametrize("shape", [SHAPE, UNALIGNED_SHAPE], ids=str)
 @pytest.mark.parametrize("dtype", [*DTYPES, "float64"])
 @pytest.mark.parametrize("pattern", ACCESS_PATTERNS)
 def test_every_pattern_is_right(cpu, pattern, dtype, shape):
@@ -85,9 +85,9 @@ def test_every_pattern_is_right(cpu, pattern, dtype, shape):
     assert kernel.explain_unavailability(cpu) is None
     assert kernel.explain_unsupported_problem(cpu, problem) is None
     assert kernel.explain_unsupported_shape(problem, shape) is None
-    ready = prepared(kernel, cpu, problem, shape, sets=3)
-    assert len(ready.launches) == 3
-    verdict = verified(ready)
+    prepared = prepare_kernel(kernel, cpu, problem, shape, sets=3)
+    assert len(prepared.launches) == 3
+    verdict = verified(prepared)
     assert verdict.ok, verdict
     if pattern in ("copy", "write"):
         assert verdict.error == verdict.tolerance == 0.0
@@ -97,22 +97,22 @@ def test_every_pattern_is_right(cpu, pattern, dtype, shape):
     ("kernel", "pattern"),
     [
         *((AllButOne, pattern) for pattern in ACCESS_PATTERNS),
-        *((Meddling, pattern) for pattern in ACCESS_PATTERNS if pattern != "write"),
+        *((ChangesOperand, pattern) for pattern in ACCESS_PATTERNS if pattern != "write"),
         (OneSet, "copy"),
     ],
 )
 def test_wrong_results_are_found(cpu, kernel, pattern):
-    assert not verified(prepared(kernel(), cpu, BandwidthProblem(pattern), sets=3)).ok
+    assert not verified(prepare_kernel(kernel(), cpu, BandwidthProblem(pattern), sets=3)).ok
 
 
-def test_arrays_of_no_whole_elements_are_unsupported(cpu):
+def test_arrays_with_a_partial_element_are_unsupported(cpu):
     reason = TorchFunctions().explain_unsupported_shape(BandwidthProblem(), BandwidthShape(1001))
     assert reason == "1001 bytes are not a whole number of float32 elements: choose another --size"
 
 
 def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
     monkeypatch.setattr("mamf.operations.bandwidth.torch_kernels._MAX_SUM_DEVIATIONS", 1e5)
-    row = measured(TorchFunctions(), cpu, BandwidthProblem("read", "float16"))
+    row = measure(TorchFunctions(), cpu, BandwidthProblem("read", "float16"))
     assert row.status == "unsupported"
     assert "float16" in row.reason
 
@@ -120,37 +120,37 @@ def test_a_sum_that_may_not_fit_is_unsupported(cpu, monkeypatch):
 # -- measured rows -----------------------------------------------------------------------------------------------------
 
 
-def measured(kernel, backend, problem, regime=BurstRegime, shape=SHAPE):
-    started = regime(backend)
-    started.prepare_device()
+def measure(kernel, backend, problem, regime=BurstRegime, shape=SHAPE):
+    opened_regime = regime(backend)
+    opened_regime.prepare_device()
     pool = backend.make_operand_pool(problem.data, problem.seed)
-    return measure_row(kernel, problem, shape, started, pool, StoppingRule(max_seconds=0.0))
+    return measure_row(kernel, problem, shape, opened_regime, pool, StoppingRule(max_seconds=0.0))
 
 
-@pytest.mark.parametrize("kernel", [Lazy, Meddling, AllButOne])
-def test_a_kernel_that_cheats_has_no_figure(cpu, kernel):
-    assert measured(kernel(), cpu, BandwidthProblem("copy")).status == "wrong_result"
+@pytest.mark.parametrize("kernel", [FirstLaunchOnly, ChangesOperand, AllButOne])
+def test_a_kernel_that_cheats_is_a_wrong_result(cpu, kernel):
+    assert measure(kernel(), cpu, BandwidthProblem("copy")).status == "wrong_result"
 
 
 # -- Triton ------------------------------------------------------------------------------------------------------------
 
 
-def test_triton_that_finds_no_driver_is_a_reason(cuda, monkeypatch):
+def test_triton_is_unavailable_without_a_driver_for_the_device(cuda, monkeypatch):
     def get_triton_device_type():
         raise RuntimeError("0 active drivers")
 
-    room = "mamf.operations.compilation"
+    module = "mamf.operations.compilation"
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: object())
-    monkeypatch.setattr(f"{room}.get_triton_device_type", get_triton_device_type)
+    monkeypatch.setattr(f"{module}.get_triton_device_type", get_triton_device_type)
     kernel = make_kernel(make_operation("bandwidth"), "triton")
     assert "0 active drivers" in kernel.explain_unavailability(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "xpu")
+    monkeypatch.setattr(f"{module}.get_triton_device_type", lambda: "xpu")
     assert "runs on xpu" in kernel.explain_unavailability(cuda.kind(0)).reason
-    monkeypatch.setattr(f"{room}.get_triton_device_type", lambda: "cuda")
+    monkeypatch.setattr(f"{module}.get_triton_device_type", lambda: "cuda")
     assert kernel.explain_unavailability(cuda.kind(0)) is None
 
 
-INTERPRETED = """
+INTERPRETED_SCRIPT = """
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.plugins.discovery import open_backend
 from mamf.operations.bandwidth.torch_kernels import TritonPasses
@@ -171,5 +171,7 @@ def test_passes_in_triton_are_right_when_interpreted():
     if importlib.util.find_spec("triton") is None:
         pytest.skip("Triton is not installed")
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
-    assert ran.stdout.strip() == "right", ran.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", INTERPRETED_SCRIPT], env=environment, capture_output=True, text=True
+    )
+    assert process.stdout.strip() == "right", process.stderr

@@ -19,7 +19,12 @@ CASES = {
     "batched": (BatchedProblem, BATCH, {"torch.bmm": ("bfloat16", "float64"), "torch.matmul": ("float16",)}),
     "grouped": (GroupedProblem, GROUPS, {"F.grouped_mm": ("bfloat16", "float32"), "loop": ("bfloat16", "float64")}),
 }
-EACH = [(of, name, dtype) for of, (_, _, kernels) in CASES.items() for name in kernels for dtype in kernels[name]]
+KERNEL_CASES = [
+    (operation, name, dtype)
+    for operation, (_, _, kernels) in CASES.items()
+    for name in kernels
+    for dtype in kernels[name]
+]
 
 
 @pytest.fixture
@@ -27,12 +32,12 @@ def backend():
     return open_backend("cpu")
 
 
-def prepared(backend, kernel, problem, shape, **options):
+def prepare_kernel(backend, kernel, problem, shape, **options):
     return kernel.prepare(backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), **options)
 
 
-@pytest.mark.parametrize("case", EACH, ids=" ".join)
-class TestProductKernel(AnyKernelContract):
+@pytest.mark.parametrize("case", KERNEL_CASES, ids=" ".join)
+class TestBatchedAndGroupedKernel(AnyKernelContract):
     @pytest.fixture
     def backend(self):
         return open_backend("cpu")
@@ -50,21 +55,21 @@ class TestProductKernel(AnyKernelContract):
         return CASES[case[0]][1]
 
 
-@pytest.mark.parametrize("of", CASES)
-def test_every_kernel_is_held_to_the_contract(of):
-    assert set(list_kernel_names(make_operation(of))) - {"F.scaled_grouped_mm"} == set(CASES[of][2])
+@pytest.mark.parametrize("operation", CASES)
+def test_every_kernel_has_a_contract_test(operation):
+    assert set(list_kernel_names(make_operation(operation))) - {"F.scaled_grouped_mm"} == set(CASES[operation][2])
 
 
 @pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
-@pytest.mark.parametrize("case", [case for case in EACH if case[2] != "float64"], ids=" ".join)
+@pytest.mark.parametrize("case", [case for case in KERNEL_CASES if case[2] != "float64"], ids=" ".join)
 def test_every_layout_is_right(backend, case, layout):
-    of, name, dtype = case
-    kind, shape, _ = CASES[of]
-    kernel, problem = make_kernel(make_operation(of), name), kind(dtype, dtype, layout)
+    operation, name, dtype = case
+    problem_class, shape, _ = CASES[operation]
+    kernel, problem = make_kernel(make_operation(operation), name), problem_class(dtype, dtype, layout)
     if name == "F.grouped_mm" and layout[0] == "t":
         assert "use --layout nt or nn" in kernel.explain_unsupported_problem(backend, problem)
     else:
-        assert verified(prepared(backend, kernel, problem, shape)).ok
+        assert verified(prepare_kernel(backend, kernel, problem, shape)).ok
 
 
 @pytest.mark.parametrize("routing", ["balanced", "skewed"])
@@ -72,7 +77,7 @@ def test_every_layout_is_right(backend, case, layout):
 def test_experts_without_tokens_are_right(backend, kernel, routing):
     problem, shape = GroupedProblem(routing=routing), GroupedShape(16, 9, 32, 64)
     assert 0 in problem.count_tokens_by_expert(shape)
-    assert verified(prepared(backend, kernel(), problem, shape)).ok
+    assert verified(prepare_kernel(backend, kernel(), problem, shape)).ok
 
 
 # -- wrong results -----------------------------------------------------------------------------------------------------
@@ -90,7 +95,7 @@ class FirstWeights(MatmulLoop):
         return super().bind_operands(a, b[:1].expand(b.shape), c, tokens)
 
 
-class Shifted(MatmulLoop):
+class ShiftedToken(MatmulLoop):
     """A grouped matmul that gives a token of the first expert to the second."""
 
     def bind_operands(self, a, b, c, tokens):
@@ -100,8 +105,8 @@ class Shifted(MatmulLoop):
 
 class LastGroupMissing(MatmulLoop):
     def bind_operands(self, a, b, c, tokens):
-        kept = sum(tokens[:-1])
-        return super().bind_operands(a[:kept], b[:-1], c[:kept], tokens[:-1])
+        token_count = sum(tokens[:-1])
+        return super().bind_operands(a[:token_count], b[:-1], c[:token_count], tokens[:-1])
 
 
 @pytest.mark.parametrize(
@@ -109,13 +114,13 @@ class LastGroupMissing(MatmulLoop):
     [
         (AllButTheLast, BatchedProblem(), BATCH),
         (FirstWeights, GroupedProblem(), GROUPS),
-        (Shifted, GroupedProblem(), GROUPS),
+        (ShiftedToken, GroupedProblem(), GROUPS),
         (LastGroupMissing, GroupedProblem(), GROUPS),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_products_that_are_left_out_or_mixed_up_are_caught(backend, kernel, problem, shape):
-    assert not verified(prepared(backend, kernel(), problem, shape)).ok
+def test_matmuls_that_are_left_out_or_mixed_up_are_caught(backend, kernel, problem, shape):
+    assert not verified(prepare_kernel(backend, kernel(), problem, shape)).ok
 
 
 # -- fp8 with a scale for each row, which torch cannot multiply on a CPU -----------------------------------------------
@@ -144,7 +149,7 @@ FP8_GROUPS = GroupedShape(6, 97, 48, 64)
 
 class TestScaledGroups(AnyKernelContract):
     @pytest.fixture(autouse=True)
-    def simulated(self, monkeypatch):
+    def install_simulation(self, monkeypatch):
         monkeypatch.setattr(torch.nn.functional, "scaled_grouped_mm", simulated_scaled_grouped_mm)
         monkeypatch.setattr(FunctionalScaledGroupedMm, "explain_unavailability", lambda self, backend: None)
 
@@ -164,22 +169,22 @@ class TestScaledGroups(AnyKernelContract):
     def shape(self):
         return FP8_GROUPS
 
-    def test_the_error_of_quantizing_is_told_apart(self, backend, kernel, problem, shape):
-        verdict = verified(prepared(backend, kernel, problem, shape))
+    def test_the_quantization_error_is_reported_separately(self, backend, kernel, problem, shape):
+        verdict = verified(prepare_kernel(backend, kernel, problem, shape))
         assert verdict.error < 4e-3
         assert 0.02 < verdict.details["quantization_error"] < 0.05
 
     def test_weights_of_another_expert_are_wrong(self, backend, kernel, problem, shape, monkeypatch):
-        right = torch.nn.functional.scaled_grouped_mm
+        multiply = torch.nn.functional.scaled_grouped_mm
         monkeypatch.setattr(
             torch.nn.functional,
             "scaled_grouped_mm",
-            lambda a, b, *scales, **others: right(a, b.flip(0), *scales, **others),
+            lambda a, b, *scales, **options: multiply(a, b.flip(0), *scales, **options),
         )
-        assert not verified(prepared(backend, kernel, problem, shape)).ok
+        assert not verified(prepare_kernel(backend, kernel, problem, shape)).ok
 
 
-def test_what_torch_has_not_here_is_a_row_with_its_reason(backend):
+def test_a_matmul_that_torch_lacks_is_an_unsupported_row_with_its_reason(backend):
     kernel, problem = make_kernel(make_operation("grouped"), "F.scaled_grouped_mm"), GroupedProblem("fp8_rowwise")
     assert "torch has no scaled_grouped_mm for cpu" in str(kernel.explain_unavailability(backend))
     pool = backend.make_operand_pool("normal", 0)

@@ -27,12 +27,12 @@ class TestCopies(AnyKernelContract):
         return CopyShape(2**16 + 8)
 
 
-def test_there_is_no_copy_to_a_peer_without_one():
+def test_a_copy_to_a_peer_needs_a_second_device():
     backend = open_backend("cpu")
     assert "needs a second device" in TorchCopies().explain_unsupported_problem(backend, CopyProblem("to_peer"))
 
 
-def test_a_byte_that_does_not_arrive_is_wrong():
+def test_a_copy_with_a_wrong_byte_is_refused():
     backend = open_backend("cpu")
     problem, shape = CopyProblem("to_host"), CopyShape(4096)
     pool = backend.make_operand_pool(problem.data, problem.seed)

@@ -29,31 +29,42 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile"),
     pytest.mark.usefixtures("use_one_torch_thread"),
 ]
-decode_kernel = partial(make_kernel, DecodeOperation())
-ONE, RAGGED = "b2h8kv2q1c300d64", "b3h8kv2q1c300ud64"
+make_decode_kernel = partial(make_kernel, DecodeOperation())
+ONE_TOKEN, RAGGED = "b2h8kv2q1c300d64", "b3h8kv2q1c300ud64"
 PAGED, PAGED_RAGGED = "b2h8kv2q1c300d64p16", "b3h8kv2q1c300td64p16"
-FEW, FEW_RAGGED = "b2h8kv2q4c300d64p256", "b3h8kv2q5c300ud64p256"
+FEW_TOKENS, FEW_TOKENS_RAGGED = "b2h8kv2q4c300d64p256", "b3h8kv2q5c300ud64p256"
 PROMPTS, PAGED_PROMPTS = "b3h8kv2q90c90ud64", "b3h8kv2q90c90ud64p16"
-LATENT, FEW_LATENT = "b2h16kv1q1c200d576v512lp64", "b2h16kv1q3c200td576v512lp64"
+LATENT, FEW_TOKENS_LATENT = "b2h16kv1q1c200d576v512lp64", "b2h16kv1q3c200td576v512lp64"
 #: For each kernel and some shapes that it supports: the name that the fake library records when it is called.
 CALLS = {
-    "flash-attn-2-kvcache": {ONE: "kvcache", RAGGED: "varlen", FEW: "kvcache", FEW_RAGGED: "varlen", PROMPTS: "varlen"},
+    "flash-attn-2-kvcache": {
+        ONE_TOKEN: "kvcache",
+        RAGGED: "varlen",
+        FEW_TOKENS: "kvcache",
+        FEW_TOKENS_RAGGED: "varlen",
+        PROMPTS: "varlen",
+    },
     "flash-attn-3-kvcache": {
-        ONE: "kvcache",
+        ONE_TOKEN: "kvcache",
         RAGGED: "varlen",
         PAGED: "kvcache",
         PAGED_RAGGED: "kvcache",
-        FEW_RAGGED: "kvcache",
+        FEW_TOKENS_RAGGED: "kvcache",
         PROMPTS: "varlen",
         PAGED_PROMPTS: "kvcache",
         LATENT: "kvcache with qv",
-        FEW_LATENT: "kvcache with qv",
+        FEW_TOKENS_LATENT: "kvcache with qv",
     },
     "flashinfer-decode": {PAGED: "plan", PAGED_RAGGED: "plan"},
-    "flashinfer-prefill": {PAGED: "plan", FEW: "plan", FEW_RAGGED: "plan", PAGED_PROMPTS: "plan"},
-    "flashinfer-mla": {LATENT: "plan", FEW_LATENT: "plan"},
-    "aiter-kvcache": {PAGED: "prefill", PAGED_RAGGED: "prefill", FEW_RAGGED: "prefill", PAGED_PROMPTS: "prefill"},
-    "aiter-mla": {LATENT: "mla", FEW_LATENT: "mla"},
+    "flashinfer-prefill": {PAGED: "plan", FEW_TOKENS: "plan", FEW_TOKENS_RAGGED: "plan", PAGED_PROMPTS: "plan"},
+    "flashinfer-mla": {LATENT: "plan", FEW_TOKENS_LATENT: "plan"},
+    "aiter-kvcache": {
+        PAGED: "prefill",
+        PAGED_RAGGED: "prefill",
+        FEW_TOKENS_RAGGED: "prefill",
+        PAGED_PROMPTS: "prefill",
+    },
+    "aiter-mla": {LATENT: "mla", FEW_TOKENS_LATENT: "mla"},
 }
 #: For each kernel and some shapes that it does not support: a part of the reason that it gives.
 REFUSALS = {
@@ -62,33 +73,33 @@ REFUSALS = {
         "b2h16kv1q1c200d576v512l": "does not support a latent",
     },
     "flash-attn-3-kvcache": {"b2h16kv1q1c200td576v512l": "needs a paged latent cache if sequences differ in length"},
-    "flashinfer-decode": {ONE: "needs a paged cache", FEW: "supports at most 1 new tokens"},
+    "flashinfer-decode": {ONE_TOKEN: "needs a paged cache", FEW_TOKENS: "supports at most 1 new tokens"},
     "flashinfer-prefill": {"b2h8kv2q1c300d80p16": "does not support head dimension 80"},
     "flashinfer-mla": {
         PAGED: "needs a latent cache: use --latent",
         "b2h8kv1q1c200d96v64lp64": "does not support a latent cache with head dimensions 96/64",
     },
-    "aiter-kvcache": {ONE: "needs a paged cache"},
+    "aiter-kvcache": {ONE_TOKEN: "needs a paged cache"},
     "aiter-mla": {PAGED: "needs a latent cache: use --latent"},
     "sdpa-kvcache": {
-        FEW: "aligns causal masks to the top left: use --query-lens 1, or as many as --cache-lens",
+        FEW_TOKENS: "aligns causal masks to the top left: use --query-lens 1, or as many as --cache-lens",
         PAGED: "needs a contiguous cache: use --page-sizes none",
         RAGGED: "needs sequences of equal length: use --lengths equal",
     },
 }
 
 
-def shape_of(text):
+def parse_shape(text):
     return DecodeShape.parse(text)
 
 
 @pytest.fixture
-def asked():
+def recorded_calls():
     return []
 
 
 @pytest.fixture
-def library(request, monkeypatch, asked):
+def library(request, monkeypatch, recorded_calls):
     """Return a function that installs a kernel's fake library and the vendor's fake device.
 
     The function returns the kernel and the device.
@@ -98,8 +109,8 @@ def library(request, monkeypatch, asked):
         vendor, capability, fake = LIBRARIES[kernel]
         device = request.getfixturevalue(vendor)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
-        fake(monkeypatch, asked)
-        return decode_kernel(kernel), device.kind(0)
+        fake(monkeypatch, recorded_calls)
+        return make_decode_kernel(kernel), device.kind(0)
 
     return open_with
 
@@ -109,8 +120,8 @@ def cpu():
     return open_backend("cpu")
 
 
-def prepared(kernel, backend, shape, problem=None, sets=1):
-    problem, shape = problem or DecodeProblem(), shape_of(shape) if isinstance(shape, str) else shape
+def prepare_kernel(kernel, backend, shape, problem=None, sets=1):
+    problem, shape = problem or DecodeProblem(), parse_shape(shape) if isinstance(shape, str) else shape
     assert (
         kernel.explain_unsupported_problem(backend, problem) or kernel.explain_unsupported_shape(problem, shape)
     ) is None
@@ -118,18 +129,18 @@ def prepared(kernel, backend, shape, problem=None, sets=1):
 
 
 @pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, calls in CALLS.items() for shape in calls])
-def test_a_library_is_called_as_upstream_has_it_and_is_right(name, shape, library, asked):
+def test_the_right_function_of_a_library_is_called_and_its_result_is_right(name, shape, library, recorded_calls):
     kernel, backend = library(name)
     assert kernel.explain_unavailability(backend) is None
-    verdict = verified(prepared(kernel, backend, shape, sets=2))
+    verdict = verified(prepare_kernel(kernel, backend, shape, sets=2))
     assert verdict.ok, verdict
-    assert CALLS[name][shape] in asked
+    assert CALLS[name][shape] in recorded_calls
     assert verdict.details["library"].startswith(kernel.distribution_name)
 
 
-@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, each in REFUSALS.items() for shape in each])
-def test_what_a_kernel_lacks_is_said_in_a_line(name, shape):
-    reason = decode_kernel(name).explain_unsupported_shape(DecodeProblem(), shape_of(shape))
+@pytest.mark.parametrize(("name", "shape"), [(name, shape) for name, reasons in REFUSALS.items() for shape in reasons])
+def test_an_unsupported_shape_is_explained_in_one_line(name, shape):
+    reason = make_decode_kernel(name).explain_unsupported_shape(DecodeProblem(), parse_shape(shape))
     assert REFUSALS[name][shape] in reason
     assert "\n" not in reason
 
@@ -142,11 +153,11 @@ def test_a_build_without_pages_is_unsupported(library, monkeypatch):
 
     monkeypatch.setattr(sys.modules["flash_attn_interface"], "flash_attn_with_kvcache", refuse)
     with pytest.raises(RuntimeError) as refused:
-        prepared(kernel, backend, PAGED).launches[0]()
+        prepare_kernel(kernel, backend, PAGED).launches[0]()
     assert classify_error(refused.value, kernel, backend)[0] == "unsupported"
 
 
-def test_another_card_than_flash_attn_3_supports_is_told_a_kernel_over_a_cache(library, monkeypatch):
+def test_a_card_that_flash_attn_3_does_not_support_gets_another_decode_kernel_as_remedy(library, monkeypatch):
     kernel, backend = library("flash-attn-3-kvcache")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (10, 0))
     assert (
@@ -156,20 +167,22 @@ def test_another_card_than_flash_attn_3_supports_is_told_a_kernel_over_a_cache(l
     assert "; use mamf attention --operation decode" in str(kernel.explain_unavailability(backend))
 
 
-def test_planning_is_outside_the_launch_and_its_time_beside_it(library, asked):
+def test_planning_is_not_part_of_a_launch_and_its_time_is_reported_separately(library, recorded_calls):
     kernel, backend = library("flashinfer-decode")
-    ready = prepared(kernel, backend, PAGED, sets=3)
-    planned = asked.count("plan")
-    verdict = verified(ready)
-    assert asked.count("plan") == planned == 2, "plan once to compile and once to time it, and never in a launch"
+    prepared = prepare_kernel(kernel, backend, PAGED, sets=3)
+    plan_count = recorded_calls.count("plan")
+    verdict = verified(prepared)
+    assert recorded_calls.count("plan") == plan_count == 2, (
+        "plan once to compile and once to time it, and never in a launch"
+    )
     assert verdict.details["planning_us"] >= 0
-    assert {"tensor cores": True, "graph": False} in asked
+    assert {"tensor cores": True, "graph": False} in recorded_calls
 
 
 @pytest.mark.parametrize("name", ["flashinfer-decode", "flashinfer-prefill"])
 def test_a_cache_of_8_bits_is_verified_as_it_is_stored(name, library):
     kernel, backend = library(name)
-    verdict = verified(prepared(kernel, backend, PAGED, DecodeProblem(cache_dtype="float8_e4m3fn"), sets=2))
+    verdict = verified(prepare_kernel(kernel, backend, PAGED, DecodeProblem(cache_dtype="float8_e4m3fn"), sets=2))
     assert verdict.ok, verdict
 
 
@@ -180,7 +193,7 @@ def test_a_cache_of_8_bits_is_verified_as_it_is_stored(name, library):
 @pytest.mark.parametrize(
     ("name", "shape"),
     [
-        ("sdpa-kvcache", ONE),
+        ("sdpa-kvcache", ONE_TOKEN),
         ("sdpa-kvcache", "b2h8kv2q32c32d64"),
         ("sdpa-kvcache", "b2h8kv1q1c100d96v64l"),
         ("flex-kvcache", "b2h8kv2q1c300d64p128"),
@@ -189,35 +202,35 @@ def test_a_cache_of_8_bits_is_verified_as_it_is_stored(name, library):
     ],
 )
 def test_a_kernel_of_torch_is_right_on_the_cpu(name, shape, dtype, cpu):
-    verdict = verified(prepared(decode_kernel(name), cpu, shape, DecodeProblem(dtype), sets=2))
+    verdict = verified(prepare_kernel(make_decode_kernel(name), cpu, shape, DecodeProblem(dtype), sets=2))
     assert verdict.ok, verdict
 
 
 def test_flex_attention_says_on_a_cpu_that_it_is_uncompiled_and_torch_does_not(cpu, recwarn):
-    kernel = prepared(decode_kernel("flex-kvcache"), cpu, "b2h8kv2q1c300d64p128")
-    assert verified(kernel).details["ran"] == "uncompiled, as always on a CPU"
+    prepared = prepare_kernel(make_decode_kernel("flex-kvcache"), cpu, "b2h8kv2q1c300d64p128")
+    assert verified(prepared).details["ran"] == "uncompiled, as always on a CPU"
     warnings.warn("flex_attention called without torch.compile() is slow", stacklevel=1)  # torch itself warns only once
     assert not [warning for warning in recwarn if "flex_attention" in str(warning.message)]
 
 
-def test_a_cache_that_does_not_fit_is_out_of_memory_in_a_line(cpu):
-    kernel, shape = SdpaKvcache(), shape_of("b64000h32kv8q1c262144d128")
+def test_a_cache_that_does_not_fit_is_out_of_memory(cpu):
+    kernel, shape = SdpaKvcache(), parse_shape("b64000h32kv8q1c262144d128")
     with pytest.raises(MemoryError, match="GB are needed") as failure:
-        prepared(kernel, cpu, shape)
+        prepare_kernel(kernel, cpu, shape)
     assert classify_error(failure.value, kernel, cpu)[0] == "out_of_memory"
 
 
 # -- wrong kernels -----------------------------------------------------------------------------------------------------
 
 
-class Reads(SdpaKvcache):
+class SequentialDecode(SdpaKvcache):
     """A kernel of decode attention that computes one sequence after another, and has a fault if one is given."""
 
-    name = "reads"
+    name = "sequential"
     supports_pages = supports_ragged_lengths = True
 
     def __init__(self, fault=""):
-        self.fault = fault
+        self.fault, self.first_q = fault, None
 
     def explain_unsupported_shape(self, problem, shape):
         return None
@@ -229,7 +242,7 @@ class Reads(SdpaKvcache):
                 pages.append(range(start, start + count))
                 start += count
             tables = replace(tables, pages_by_sequence=pages)
-        known = []
+        earlier_launches = []
 
         def launch(q, k, v):
             outputs = []
@@ -241,12 +254,15 @@ class Reads(SdpaKvcache):
             output = torch.cat(outputs)
             if self.fault == "one row":
                 output[-1, -1] = 0
+            self.first_q = q if self.first_q is None else self.first_q
+            if self.fault == "other sets" and q is not self.first_q:
+                output[-1, -1] = 0
             if self.fault == "scale":
                 output *= 1.02
             if self.fault in ("remembers", "copies signs"):
-                known.append((output.clone(), v.clone()))
-                output, before = known[0]
-                signs = (v * before).sum(0).sign() if self.fault == "copies signs" else torch.ones_like(before[0])
+                earlier_launches.append((output.clone(), v.clone()))
+                output, first_v = earlier_launches[0]
+                signs = (v * first_v).sum(0).sign() if self.fault == "copies signs" else torch.ones_like(first_v[0])
                 output = output * signs.repeat_interleave(shape.heads_per_kv_head, 0)
             if self.fault == "table":
                 tables.page_table[0, 0] = 0
@@ -259,15 +275,20 @@ class Reads(SdpaKvcache):
 
 
 def test_the_reference_is_right_on_honest_launches(cpu):
-    for shape in (ONE, PAGED_RAGGED, FEW_RAGGED, PAGED_PROMPTS):
-        assert verified(prepared(Reads(), cpu, shape, sets=2)).ok
+    for shape in (ONE_TOKEN, PAGED_RAGGED, FEW_TOKENS_RAGGED, PAGED_PROMPTS):
+        assert verified(prepare_kernel(SequentialDecode(), cpu, shape, sets=2)).ok
+
+
+FAULTS = ["unshuffled", "last token", "one row", "scale", "remembers", "copies signs", "table", "cache"]
 
 
 @pytest.mark.parametrize(
-    "fault", ["unshuffled", "last token", "one row", "scale", "remembers", "copies signs", "table", "cache"]
+    ("fault", "sets"), [*((fault, sets) for fault in FAULTS for sets in (1, 3)), ("other sets", 3)]
 )
-def test_a_wrong_launch_is_found(fault, cpu):
-    checked = CheckedKernel(prepared(Reads(fault), cpu, "b4h8kv2q2c40ud64p16", DecodeProblem("float32")))
+def test_a_wrong_launch_is_found(fault, sets, cpu):
+    prepared = prepare_kernel(SequentialDecode(fault), cpu, "b4h8kv2q2c40ud64p16", DecodeProblem("float32"), sets)
+    assert len(prepared.launches) == sets
+    checked = CheckedKernel(prepared)
     with pytest.raises(WrongResultError):
         for _ in range(3):
             checked.warm_up_and_verify(cpu)
@@ -276,50 +297,52 @@ def test_a_wrong_launch_is_found(fault, cpu):
 # -- graphs ------------------------------------------------------------------------------------------------------------
 
 
-def with_graphs(skips=()):
+def make_backend_with_graphs(skipped_launches=()):
     """Return a CPU backend with graphs, guarded as in a run.
 
     A replay repeats the launches in order, and writes their results to the same memory. It leaves out the launches with
-    the numbers in ``skips``.
+    the numbers in ``skipped_launches``.
     """
 
-    class Graphs(load_backend_class("cpu")):
+    class CpuWithGraphs(load_backend_class("cpu")):
         has_graphs = True
-        captured = 0
+        captured_launch_count = 0
 
         def capture_graph(self, launches):
-            self.captured, results = len(launches), [launch() for launch in launches]
+            self.captured_launch_count, results = len(launches), [launch() for launch in launches]
 
             def replay():
                 for number, (launch, result) in enumerate(zip(launches, results, strict=True)):
-                    if number not in skips:
+                    if number not in skipped_launches:
                         result.copy_(launch())
 
             return replay, results
 
-    return enforce_contract(Graphs(0), Backend, "backend graphs")
+    return enforce_contract(CpuWithGraphs(0), Backend, "backend graphs")
 
 
-@pytest.mark.parametrize("captured", [[print, []], (print,), ([], print)])
-def test_a_backend_that_captures_something_else_is_named(captured):
-    backend = with_graphs()
-    type(backend).capture_graph = lambda self, launches: captured
-    again = enforce_contract(type(backend)(0), Backend, "backend graphs")
+@pytest.mark.parametrize("result", [[print, []], (print,), ([], print)])
+def test_a_wrong_return_type_of_capture_graph_is_an_error(result):
+    backend = make_backend_with_graphs()
+    type(backend).capture_graph = lambda self, launches: result
+    guarded_backend = enforce_contract(type(backend)(0), Backend, "backend graphs")
     with pytest.raises(
         PluginError, match=r"capture_graph returned a \w+, not tuple\[.*Callable\[\[\], object\], list\[object\]\]"
     ):
-        again.capture_graph([])
+        guarded_backend.capture_graph([])
 
 
-def test_a_graph_is_one_launch_of_several_whose_outputs_are_all_verified():
-    problem, shape, backend = DecodeProblem(graph=True), "b2h8kv2q1c300d64", with_graphs()
-    small = replace(problem)
-    object.__setattr__(small, "count_kernel_launches", lambda shape: 3)
-    ready = prepared(SdpaKvcache(), backend, shape, small, sets=3)
-    assert (len(ready.launches), backend.captured) == (1, 3)
-    assert verified(ready).ok
+def test_a_graph_of_several_launches_is_one_launch_and_all_its_outputs_are_verified():
+    problem, shape, backend = DecodeProblem(graph=True), "b2h8kv2q1c300d64", make_backend_with_graphs()
+    problem_of_three_launches = replace(problem)
+    object.__setattr__(problem_of_three_launches, "count_kernel_launches", lambda shape: 3)
+    prepared = prepare_kernel(SdpaKvcache(), backend, shape, problem_of_three_launches, sets=3)
+    assert (len(prepared.launches), backend.captured_launch_count) == (1, 3)
+    assert verified(prepared).ok
+    skipping_backend = make_backend_with_graphs(skipped_launches=[1])
+    prepared = prepare_kernel(SdpaKvcache(), skipping_backend, shape, problem_of_three_launches)
     with pytest.raises(WrongResultError):
-        CheckedKernel(prepared(SdpaKvcache(), with_graphs(skips=[1]), shape, small)).warm_up_and_verify(backend)
+        CheckedKernel(prepared).warm_up_and_verify(skipping_backend)
 
 
 def test_a_device_without_graphs_says_so(cpu):
@@ -330,27 +353,27 @@ def test_a_device_without_graphs_says_so(cpu):
 
 
 def test_cuda_captures_launches_that_ran_before_on_another_stream(cuda, monkeypatch):
-    happened, waits = [], SimpleNamespace(wait_stream=lambda other: happened.append("wait"))
+    events, fake_stream = [], SimpleNamespace(wait_stream=lambda other: events.append("wait"))
 
     @contextmanager
-    def graph(recorded):
-        happened.append("begin")
+    def graph(cuda_graph):
+        events.append("begin")
         yield
-        happened.append("end")
+        events.append("end")
 
     fakes = {
-        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: happened.append("replay")),
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: events.append("replay")),
         "graph": graph,
-        "Stream": lambda: waits,
+        "Stream": lambda: fake_stream,
         "stream": lambda stream: nullcontext(),
-        "current_stream": lambda: waits,
+        "current_stream": lambda: fake_stream,
     }
     backend = enforce_contract(cuda.kind(0), Backend, "backend cuda")
     vendor = sys.modules[type(backend).__module__].torch.cuda
     for name, fake in fakes.items():
         monkeypatch.setattr(vendor, name, fake, raising=False)
     assert backend.has_graphs
-    replay, results = backend.capture_graph([lambda: happened.append("one") or 1, lambda: happened.append("two") or 2])
+    replay, results = backend.capture_graph([lambda: events.append("one") or 1, lambda: events.append("two") or 2])
     replay()
     assert results == [1, 2]
-    assert happened == ["wait", "one", "two", "wait", "begin", "one", "two", "end", "replay"]
+    assert events == ["wait", "one", "two", "wait", "begin", "one", "two", "end", "replay"]

@@ -52,80 +52,87 @@ def mamf(installed, tmp_path):
     """Return a function that runs a mamf command with the emulated device. ``briefly``: see BRIEFLY."""
 
     def run(*arguments, briefly=True):
-        start = ["-c", BRIEFLY] if briefly else ["-m", "mamf"]
+        program = ["-c", BRIEFLY] if briefly else ["-m", "mamf"]
         return subprocess.run(
-            [sys.executable, *start, *arguments], env=installed, cwd=tmp_path, capture_output=True, text=True
+            [sys.executable, *program, *arguments], env=installed, cwd=tmp_path, capture_output=True, text=True
         )
 
     run.folder = tmp_path
     return run
 
 
-def rows(path):
+def read_header_and_rows(path):
     records = [json.loads(line) for line in path.read_text().splitlines()]
     return records[0], [record for record in records if record["record"] == "measurement"]
 
 
-def test_it_is_listed_and_chosen_before_the_cpu(mamf):
-    listed = mamf("backends").stdout
-    assert "accelerator device 0: Toy 1" in listed
-    doctor = mamf("doctor").stdout
-    assert doctor.startswith("Toy 1 (accelerator:0), timed by host clock")
-    assert "events of the device do not work" in doctor
-    assert "wake-up: " in doctor and "reaction to load: " in doctor and "cache: " in doctor
+def test_the_device_is_listed_and_chosen_before_the_cpu(mamf):
+    backends_output = mamf("backends").stdout
+    assert "accelerator device 0: Toy 1" in backends_output
+    doctor_output = mamf("doctor").stdout
+    assert doctor_output.startswith("Toy 1 (accelerator:0), timed by host clock")
+    assert "events of the device do not work" in doctor_output
+    assert "wake-up: " in doctor_output and "reaction to load: " in doctor_output and "cache: " in doctor_output
 
 
 def test_sweep_and_show(mamf):
-    done = mamf("sweep", "--shapes", SMALL, "256x128x64", "--dtype", "fp32", "--regime", "burst", "--output", "s.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert "how the speed of Toy 1 changes" in done.stderr
-    header, measured = rows(mamf.folder / "s.jsonl")
+    process = mamf(
+        "sweep", "--shapes", SMALL, "256x128x64", "--dtype", "fp32", "--regime", "burst", "--output", "s.jsonl"
+    )
+    assert process.returncode == 0, process.stderr
+    assert "how the speed of Toy 1 changes" in process.stderr
+    header, rows = read_header_and_rows(mamf.folder / "s.jsonl")
     assert (header["device"]["name"], header["timer"]) == ("Toy 1", "host clock")
     assert header["traits"]["burst"]["train_seconds"] > 0
-    assert [row["status"] for row in measured] == ["ok", "ok"]
-    shown = mamf("show", "s.jsonl")
-    assert shown.stdout and shown.stdout in done.stdout
+    assert [row["status"] for row in rows] == ["ok", "ok"]
+    show_process = mamf("show", "s.jsonl")
+    assert show_process.stdout and show_process.stdout in process.stdout
 
 
 def test_find(mamf):
-    done = mamf("find", "--quick", "--budget", "6s", "--dtype", "fp32", "--output", "f.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert rows(mamf.folder / "f.jsonl")[1]
+    process = mamf("find", "--quick", "--budget", "6s", "--dtype", "fp32", "--output", "f.jsonl")
+    assert process.returncode == 0, process.stderr
+    assert read_header_and_rows(mamf.folder / "f.jsonl")[1]
 
 
 def test_attention(mamf):
-    small = ("--seq-lens", "64", "--heads", "2", "--batch", "1", "--head-dims", "32", "--dtype", "fp32")
-    done = mamf("attention", *small, "--kernel", "sdpa", "eager", "--no-ceiling", "--output", "a.jsonl")
-    assert done.returncode == 0, done.stderr + done.stdout
-    _header, measured = rows(mamf.folder / "a.jsonl")
-    assert {(row["kernel"], row["status"]) for row in measured} == {("sdpa", "ok"), ("eager", "ok")}
+    small_options = ("--seq-lens", "64", "--heads", "2", "--batch", "1", "--head-dims", "32", "--dtype", "fp32")
+    process = mamf("attention", *small_options, "--kernel", "sdpa", "eager", "--no-ceiling", "--output", "a.jsonl")
+    assert process.returncode == 0, process.stderr + process.stdout
+    _header, rows = read_header_and_rows(mamf.folder / "a.jsonl")
+    assert {(row["kernel"], row["status"]) for row in rows} == {("sdpa", "ok"), ("eager", "ok")}
 
 
 def test_node(mamf):
-    done = mamf("node", "--backend", "accelerator", "--budget", "3s", "--dtype", "fp32", "--output-folder", "n")
+    process = mamf("node", "--backend", "accelerator", "--budget", "3s", "--dtype", "fp32", "--output-folder", "n")
     # On a busy host there may not be enough time for every ceiling, which makes the verdict UNKNOWN (exit code 3). A
     # CRITICAL verdict would be a bug.
-    assert done.returncode in (0, 1, 3) and "CRITICAL" not in done.stdout, done.stdout + done.stderr
-    assert "device 0" in done.stdout
-    header, measured = rows(next((mamf.folder / "n").glob("*find.jsonl")))
+    assert process.returncode in (0, 1, 3) and "CRITICAL" not in process.stdout, process.stdout + process.stderr
+    assert "device 0" in process.stdout
+    header, rows = read_header_and_rows(next((mamf.folder / "n").glob("*find.jsonl")))
     assert header["traits"]
-    assert {row["status"] for row in measured} <= {"ok"}
+    assert {row["status"] for row in rows} <= {"ok"}
 
 
 def test_profile_waits_for_the_device(mamf):
-    """Profile a script on a machine with the emulated device.
+    """Profile a script on a machine with the emulated device, and record after which steps mamf waits for the device.
 
-    The model is on the CPU, because torch cannot make parameters on the emulated device.
+    It waits at the start and the end of the steps that it times without a profiler (2 to 4), and of the steps that it
+    profiles (5 to 7). The model is on the CPU, because torch cannot make parameters on the emulated device.
     """
     (mamf.folder / "train.py").write_text(
         "import torch\n"
         "model = torch.nn.Linear(64, 64)\n"
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
-        "for _ in range(9):\n"
+        "waits = []\n"
+        "torch.get_device_module().synchronize = lambda device=None: waits.append(step)\n"
+        "for step in range(1, 10):\n"
         "    model(torch.ones(8, 64)).sum().backward()\n"
         "    optimizer.step()\n"
         "    optimizer.zero_grad()\n"
+        "print('waits after steps', *sorted(set(waits)))\n"
     )
-    done = mamf("profile", "--warmup", "1", "--output", "p.jsonl", "train.py", briefly=False)
-    assert done.returncode == 0, done.stderr + done.stdout
-    assert "3 steps" in done.stdout
+    process = mamf("profile", "--warmup", "1", "--output", "p.jsonl", "train.py", briefly=False)
+    assert process.returncode == 0, process.stderr + process.stdout
+    assert "3 steps" in process.stdout
+    assert "waits after steps 1 4 7\n" in process.stdout

@@ -63,7 +63,7 @@ class FaultyOperation(BandwidthOperation):
     problem_type = FaultyProblem
 
 
-POINTS = {
+ENTRY_POINTS = {
     discovery.BACKEND_GROUP: {"faulty": "FaultyBackend"},
     discovery.MATMUL_KERNEL_GROUP: {"faulty": "FaultyMatmul", "right": "DefaultMatmul"},
     "mamf.attention_kernels": {"faulty": "FaultyAttention"},
@@ -78,55 +78,55 @@ def installed(monkeypatch):
 
     Also shorten every run.
     """
-    others = discovery.find_entry_points
+    find_real_entry_points = discovery.find_entry_points
 
-    def points(group):
-        own = [EntryPoint(name, f"{HERE}:{value}", group) for name, value in POINTS.get(group, {}).items()]
-        return [*own, *(others(group=group) if group == discovery.OPERATION_GROUP else [])]
+    def find_entry_points(group):
+        plugins = [EntryPoint(name, f"{HERE}:{value}", group) for name, value in ENTRY_POINTS.get(group, {}).items()]
+        return [*plugins, *(find_real_entry_points(group=group) if group == discovery.OPERATION_GROUP else [])]
 
-    monkeypatch.setattr(discovery, "find_entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", find_entry_points)
     # Replace steps that take a tenth of a second in every run and do not matter here.
     monkeypatch.setattr("psutil.cpu_percent", lambda interval: 0.0)
     monkeypatch.setattr("mamf.machine.environment._read_checkout_commit", lambda: None)
     monkeypatch.setattr("mamf.engine.search.grid._SIZES_PER_DIMENSION", 8)
-    settled = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
-    monkeypatch.setattr(SimulatedBackend, "burst_traits", settled)
+    traits_without_warm_in = dataclasses.replace(SimulatedBackend.burst_traits, warm_in_seconds=0.0)
+    monkeypatch.setattr(SimulatedBackend, "burst_traits", traits_without_warm_in)
     unknown._get_installed_operation.cache_clear()
     yield
     unknown._get_installed_operation.cache_clear()
 
 
-def raises(*arguments, **keywords):
+def raise_error(*arguments, **keywords):
     raise RuntimeError("it broke\nand on a second line says so")
 
 
-def interrupted(kind, method):
+def interrupt_first(kind, method):
     """Return the method of ``kind``, changed so that it raises SIGINT (Ctrl-C) first."""
-    right = inspect.getattr_static(kind, method)
+    real_method = inspect.getattr_static(kind, method)
 
-    def press(*arguments, **keywords):
+    def interrupted_method(*arguments, **keywords):
         signal.raise_signal(signal.SIGINT)
-        return getattr(right, "__func__", right)(*arguments, **keywords)
+        return getattr(real_method, "__func__", real_method)(*arguments, **keywords)
 
-    return press
+    return interrupted_method
 
 
-def leaves(*arguments, **keywords):
+def exit_process(*arguments, **keywords):
     raise SystemExit(0)
 
 
-def gives(value):
+def make_constant_method(value):
     return lambda *arguments, **keywords: value
 
 
 FAULTS = {
-    "raises": raises,
-    "leaves": leaves,
-    "None": gives(None),
-    "NaN": gives(math.nan),
+    "raises": raise_error,
+    "leaves": exit_process,
+    "None": make_constant_method(None),
+    "NaN": make_constant_method(math.nan),
 }
 #: Methods with a return value that mamf ignores.
-RETURN_NOTHING = (
+METHODS_WITHOUT_RESULT = (
     "synchronize",
     "submit",
     "wait_for_mark",
@@ -234,33 +234,33 @@ TABLE = [
 ]
 
 
-def named(case):
+def name_case(case):
     kind, method, commands = case
     return f"{kind.__name__}.{method}-{commands[0][0]}"
 
 
-CASES = [pytest.param(*case, id=named(case)) for case in TABLE]
+CASES = [pytest.param(*case, id=name_case(case)) for case in TABLE]
 FAULTY_CASES = [
-    pytest.param(*case, fault, id=f"{named(case)}-{name}")
+    pytest.param(*case, fault, id=f"{name_case(case)}-{name}")
     for case in TABLE
     for name, fault in FAULTS.items()
-    if name in ("raises", "leaves") or case[1] not in RETURN_NOTHING
+    if name in ("raises", "leaves") or case[1] not in METHODS_WITHOUT_RESULT
 ]
 
 
-def put(monkeypatch, kind, method, fault):
-    is_of_class = method in (
+def plant_fault(monkeypatch, kind, method, fault):
+    is_class_method = method in (
         "explain_unavailability",
         "count_devices",
         "read_device_name",
         "find_current_index",
     ) and issubclass(kind, SimulatedBackend)
-    monkeypatch.setattr(kind, method, classmethod(fault) if is_of_class else fault)
+    monkeypatch.setattr(kind, method, classmethod(fault) if is_class_method else fault)
 
 
 @pytest.mark.parametrize(("kind", "method", "commands", "fault"), FAULTY_CASES)
-def test_a_fault_is_told_in_a_line_that_names_the_plugin(run, monkeypatch, tmp_path, kind, method, commands, fault):
-    put(monkeypatch, kind, method, fault)
+def test_a_fault_is_reported_in_a_line_that_names_the_plugin(run, monkeypatch, tmp_path, kind, method, commands, fault):
+    plant_fault(monkeypatch, kind, method, fault)
     for command in commands:
         if command[0] == "show" and not (tmp_path / "run.jsonl").exists():
             continue
@@ -276,7 +276,7 @@ def test_a_fault_is_told_in_a_line_that_names_the_plugin(run, monkeypatch, tmp_p
 @pytest.mark.parametrize(("kind", "method", "commands"), CASES)
 def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch, tmp_path, kind, method, commands):
     with monkeypatch.context() as patch:
-        put(patch, kind, method, interrupted(kind, method))
+        plant_fault(patch, kind, method, interrupt_first(kind, method))
         code, out, err = run(*commands[0])
     unknown._get_installed_operation.cache_clear()
     assert code in (0, 130)
@@ -289,41 +289,47 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("kind", "method", "fault", "command", "told"),
+    ("kind", "method", "fault", "command", "message"),
     [
         (
             FaultyBackend,
             "read_settings",
-            raises,
+            raise_error,
             SWEEP,
             "backend faulty is broken: read_settings raised RuntimeError: it broke",
         ),
         (
             FaultyBackend,
             "__init__",
-            raises,
+            raise_error,
             SWEEP,
             "backend faulty is broken: opening it raised RuntimeError: it broke",
         ),
         (
             FaultyMatmul,
             "__init__",
-            raises,
+            raise_error,
             [*MATMUL, "faulty"],
             "kernel faulty is broken: creating it raised RuntimeError",
         ),
         (
             FaultyMatmul,
             "explain_unsupported_problem",
-            raises,
+            raise_error,
             [*MATMUL, "faulty"],
             "kernel faulty is broken: explain_unsupported_problem raised",
         ),
-        (FaultyProblem, "compute_work", gives(Work(0, 0, "")), OPERATION, "it reports 0 as the work of a launch"),
+        (
+            FaultyProblem,
+            "compute_work",
+            make_constant_method(Work(0, 0, "")),
+            OPERATION,
+            "it reports 0 as the work of a launch",
+        ),
         (
             FaultyOperation,
             "make_columns",
-            gives({"a": object()}),
+            make_constant_method({"a": object()}),
             OPERATION,
             "returned a dict, not a mapping of names to texts and finite numbers",
         ),
@@ -337,29 +343,29 @@ def test_ctrl_c_from_within_a_plugin_ends_the_run_with_its_log(run, monkeypatch,
         (FaultyMatmul, "operation", None, RUN, f"kernel {HERE}:FaultyMatmul is broken: operation is None, not str"),
     ],
 )
-def test_the_line_says_whose_fault_it_is_and_what(run, monkeypatch, kind, method, fault, command, told):
+def test_the_message_names_the_plugin_and_its_fault(run, monkeypatch, kind, method, fault, command, message):
     monkeypatch.setattr(kind, method, fault)
     code, out, err = run(*command)
     assert code == 2
-    assert told in out + err
+    assert message in out + err
 
 
-def clock(right_for, then):
-    """Return a method ``now`` that is right ``right_for`` times, and returns ``then(last right time)`` from then on."""
-    right, given = SimulatedBackend.now, []
+def make_clock(right_count, make_time):
+    """Return a method ``now`` that is right ``right_count`` times, and then returns ``make_time(last right time)``."""
+    real_now, right_times = SimulatedBackend.now, []
 
     def now(self):
-        if len(given) < right_for:
-            given.append(right(self))
-            return given[-1]
-        return then(given[-1])
+        if len(right_times) < right_count:
+            right_times.append(real_now(self))
+            return right_times[-1]
+        return make_time(right_times[-1])
 
     return now
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
 @pytest.mark.parametrize(
-    ("then", "told"),
+    ("make_time", "message"),
     [
         (lambda last: math.nan, "backend faulty is broken: now returned nan, not a finite number"),
         (lambda last: last - 1, "its last value"),
@@ -370,13 +376,15 @@ def clock(right_for, then):
     ],
     ids=["NaN", "goes back", "stands still"],
 )
-def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, regime, then, told):
-    monkeypatch.setattr(FaultyBackend, "now", clock(30, then))
+def test_a_clock_that_fails_within_a_visit_is_reported_and_ends_it(
+    run, monkeypatch, tmp_path, regime, make_time, message
+):
+    monkeypatch.setattr(FaultyBackend, "now", make_clock(30, make_time))
     monkeypatch.setattr(FaultyBackend, "burst_traits", Backend.burst_traits)  # these traits include a warm-in
     large = [word.replace("1024", "8192") for word in SWEEP[1:]]
     code, out, err = run("sweep", "--regime", regime, *large)
     log = read_run_log(tmp_path / "run.jsonl")
-    assert told in out + err + "".join(row.reason for row in log.measurements)
+    assert message in out + err + "".join(row.reason for row in log.measurements)
     assert (code, log.tier) in ((1, "complete"), (2, "interrupted"))
     assert log.summary is not None
 
@@ -384,54 +392,52 @@ def test_a_clock_that_fails_within_a_visit_ends_it(run, monkeypatch, tmp_path, r
 # -- exceptions of unusual classes -------------------------------------------------------------------------------------
 
 
-class Own(BaseException):
+class UnknownException(BaseException):
     """An exception that does not derive from Exception and that no library knows."""
 
 
-class Mute(Exception):
+class UnreadableError(Exception):
     def __str__(self):
         raise SystemExit(0)
 
 
-EXITS = {
+ERROR_BY_REASON = {
     "SystemExit: 0": SystemExit(0),
     "KeyboardInterrupt: by itself": KeyboardInterrupt("by itself"),
-    "Own: \x1b[2Jit broke": Own("\x1b[2Jit broke\nsecond line"),
-    "Mute: its message cannot be read": Mute(),
+    "UnknownException: \x1b[2Jit broke": UnknownException("\x1b[2Jit broke\nsecond line"),
+    "UnreadableError: its message cannot be read": UnreadableError(),
     f"RuntimeError: {1000 * 'x'}": RuntimeError(10**6 * "x"),
 }
-OTHER = [*MATMUL[:3], "--m", "1024", "512", *MATMUL[5:], "faulty"]
+SWEEP_OF_TWO_SHAPES = [*MATMUL[:3], "--m", "1024", "512", *MATMUL[5:], "faulty"]
 
 
-def breaks(monkeypatch, place, error):
+def break_kernel(monkeypatch, place, error):
     """Let the faulty kernel raise ``error`` for the shape with M = 1024, and work for other shapes.
 
     ``place``: where it raises the error: in ``prepare``, or in this attribute of the prepared kernel.
     """
-    prepare = SimulatedMatmul.prepare
+    real_prepare = SimulatedMatmul.prepare
 
-    def fails(*arguments):
+    def raise_given_error(*arguments):
         raise error
 
-    def prepared(self, backend, problem, shape, *arguments):
+    def prepare_faulty(self, backend, problem, shape, *arguments):
         if shape.m != 1024:
-            return prepare(self, backend, problem, shape, *arguments)
+            return real_prepare(self, backend, problem, shape, *arguments)
         if place == "prepare":
             raise error
-        ready = prepare(self, backend, problem, shape, *arguments)
-        broken = [fails for _ in ready.launches] if place == "launches" else fails
+        ready = real_prepare(self, backend, problem, shape, *arguments)
+        broken = [raise_given_error for _ in ready.launches] if place == "launches" else raise_given_error
         return dataclasses.replace(ready, **{place: broken})
 
-    monkeypatch.setattr(FaultyMatmul, "prepare", prepared)
+    monkeypatch.setattr(FaultyMatmul, "prepare", prepare_faulty)
 
 
 @pytest.mark.parametrize("place", ["prepare", "launches", "verify", "poison_outputs", "list_changed_operands"])
-@pytest.mark.parametrize(
-    "reason", EXITS, ids=[f"{type(each).__name__!a}-{number}" for number, each in enumerate(EXITS)]
-)
-def test_what_a_kernel_raises_costs_its_own_row_whatever_it_is(run, monkeypatch, tmp_path, place, reason):
-    breaks(monkeypatch, place, EXITS[reason])
-    code, out, err = run(*OTHER)
+@pytest.mark.parametrize("reason", ERROR_BY_REASON, ids=[type(error).__name__ for error in ERROR_BY_REASON.values()])
+def test_an_exception_of_any_class_in_a_kernel_fails_only_its_row(run, monkeypatch, tmp_path, place, reason):
+    break_kernel(monkeypatch, place, ERROR_BY_REASON[reason])
+    code, out, err = run(*SWEEP_OF_TWO_SHAPES)
     log = read_run_log(tmp_path / "run.jsonl")
     assert (code, err, log.tier) == (0, "", "complete")
     assert {row.shape.m: (row.status, row.reason) for row in log.measurements} == {
@@ -445,30 +451,30 @@ def test_what_a_kernel_raises_costs_its_own_row_whatever_it_is(run, monkeypatch,
         assert escape_invisible_characters(reason) in err
 
 
-@pytest.mark.parametrize("error", EXITS.values(), ids=range(len(EXITS)))
+@pytest.mark.parametrize("error", ERROR_BY_REASON.values(), ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     "method", ["explain_unsupported_problem", "apply_settings", "explain_unsupported_shape", "is_refusal"]
 )
-def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch, tmp_path, method, error):
-    def fails(*arguments):
+def test_a_method_of_a_kernel_that_raises_any_exception_breaks_its_contract(run, monkeypatch, tmp_path, method, error):
+    def raise_given_error(*arguments):
         raise error
 
-    monkeypatch.setattr(FaultyMatmul, method, fails)
+    monkeypatch.setattr(FaultyMatmul, method, raise_given_error)
     if method == "is_refusal":
-        breaks(monkeypatch, "prepare", RuntimeError())
-    code, _, err = run(*OTHER)
-    told = f" is broken: {method} raised {describe_error(error)}"
+        break_kernel(monkeypatch, "prepare", RuntimeError())
+    code, _, err = run(*SWEEP_OF_TWO_SHAPES)
+    message = f" is broken: {method} raised {describe_error(error)}"
     if method == "explain_unsupported_problem":  # mamf calls it before there is a log
         assert (code, err.count("\n")) == (2, 1)
-        assert escape_invisible_characters(told[:900]) in err
+        assert escape_invisible_characters(message[:900]) in err
     else:
         rows = {row.shape.m: row for row in read_run_log(tmp_path / "run.jsonl").measurements}
         assert (code, err, rows[512].ok) == ((0, "", True) if method == "is_refusal" else (1, "", False))
-        assert told[:900] in rows[1024].reason
+        assert message[:900] in rows[1024].reason
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "error_text"),
     [
         ("raise SystemExit(0)", "SystemExit"),
         ("raise KeyboardInterrupt('it')", "KeyboardInterrupt"),
@@ -477,42 +483,42 @@ def test_a_method_of_a_contract_that_exits_is_a_broken_contract(run, monkeypatch
         ("import os; os._exit(0)", r"SystemExit: the import called os._exit(0)"),
     ],
 )
-def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, code, said):
+def test_a_module_that_exits_while_it_is_imported_is_named(run, monkeypatch, tmp_path, code, error_text):
     (tmp_path / "leaving.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     code, out, err = run(*MATMUL, "leaving:Kernel")
     assert (code, out) == (2, "")
-    assert err.startswith(f"mamf: kernel 'leaving:Kernel' cannot be loaded: {said}")
+    assert err.startswith(f"mamf: kernel 'leaving:Kernel' cannot be loaded: {error_text}")
     assert err.count("\n") == 1
 
 
-def test_an_exit_that_no_guard_sees_ends_no_command_well(run, monkeypatch):
-    monkeypatch.setattr("mamf.cli.commands.backends.run_with_options", leaves)
-    told = "mamf: a plugin or a library is broken: it raised SystemExit: 0\n"
-    assert run("backends") == (2, "", told)
+def test_a_command_fails_if_code_outside_of_every_guard_exits(run, monkeypatch):
+    monkeypatch.setattr("mamf.cli.commands.backends.run_with_options", exit_process)
+    message = "mamf: a plugin or a library is broken: it raised SystemExit: 0\n"
+    assert run("backends") == (2, "", message)
 
 
-def test_details_that_json_does_not_hold_fail_their_row_alone(run, monkeypatch, tmp_path):
-    prepare = SimulatedMatmul.prepare
+def test_details_that_json_cannot_represent_fail_only_their_row(run, monkeypatch, tmp_path):
+    real_prepare = SimulatedMatmul.prepare
 
-    def prepared(self, *arguments):
-        ready = prepare(self, *arguments)
+    def prepare_faulty(self, *arguments):
+        ready = real_prepare(self, *arguments)
         return dataclasses.replace(ready, verify=lambda index, result: Verdict(0.0, 1.0, {"kind": object()}))
 
-    monkeypatch.setattr(FaultyMatmul, "prepare", prepared)
+    monkeypatch.setattr(FaultyMatmul, "prepare", prepare_faulty)
     assert run(*MATMUL, "faulty")[0] == 1
     (row,) = read_run_log(tmp_path / "run.jsonl").measurements
     assert row.status == "failed"
     assert "detail 'kind' must be a number or text, not of the type object" in row.reason
 
 
-def test_a_larger_first_product_that_finds_no_memory_is_no_matter(run, monkeypatch):
-    room_for_the_first = dataclasses.replace(FaultyBackend.physics, memory_bytes=8 * 2**20)
-    monkeypatch.setattr(FaultyBackend, "physics", room_for_the_first)
+def test_a_search_works_if_a_larger_first_matmul_does_not_fit_in_memory(run, monkeypatch):
+    small_physics = dataclasses.replace(FaultyBackend.physics, memory_bytes=8 * 2**20)
+    monkeypatch.setattr(FaultyBackend, "physics", small_physics)
     assert run("find", "--backend", "faulty", "--dry-run")[0] == 0
 
 
-def test_a_sensor_that_gives_no_number_fails_no_log(run, monkeypatch, tmp_path):
+def test_a_sensor_that_returns_nan_fails_its_row_but_not_the_log(run, monkeypatch, tmp_path):
     monkeypatch.setattr(
         "mamf.testing.simulated.SimulatedSensors.read",
         lambda self, energy=False: mamf.backend.SensorReading(watts=math.nan),
@@ -523,7 +529,7 @@ def test_a_sensor_that_gives_no_number_fails_no_log(run, monkeypatch, tmp_path):
     assert f"backend faulty's telemetry is broken: {expected}" in row.reason
 
 
-def test_memory_that_is_gone_at_the_first_product_is_said(run, monkeypatch):
+def test_a_first_matmul_that_does_not_fit_in_memory_is_reported(run, monkeypatch):
     monkeypatch.setattr(FaultyBackend, "physics", dataclasses.replace(FaultyBackend.physics, memory_bytes=1000))
     code, _, err = run("find", "--backend", "faulty", "--dry-run")
     assert code == 1
@@ -553,19 +559,19 @@ def broken(request, tmp_path, monkeypatch):
         discovery.BACKEND_GROUP,
         discovery.OPERATION_GROUP,
     ):
-        monkeypatch.setitem(POINTS, group, POINTS[group] | {"aaa": "x"})
-    others = discovery.find_entry_points
+        monkeypatch.setitem(ENTRY_POINTS, group, ENTRY_POINTS[group] | {"aaa": "x"})
+    find_real_entry_points = discovery.find_entry_points
 
-    def points(group):
+    def find_entry_points(group):
         return [
             EntryPoint("aaa", "mamf_broken:Broken", group) if point.name == "aaa" else point
-            for point in others(group=group)
+            for point in find_real_entry_points(group=group)
         ]
 
-    monkeypatch.setattr(discovery, "find_entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", find_entry_points)
 
 
-def test_a_registered_plugin_that_is_broken_is_told_and_left_out(broken, run):
+def test_a_broken_plugin_that_is_registered_is_reported_and_skipped(broken, run):
     for command in (["find", "--dry-run"], ["attention", "--no-ceiling", "--dry-run"], ["sweep", "--dry-run", *SMALL]):
         code, _, err = run(*command)
         assert code == 0
@@ -578,46 +584,48 @@ def test_a_registered_plugin_that_is_broken_is_told_and_left_out(broken, run):
         assert "mamf_broken:Broken cannot be loaded" in out
 
 
-def test_one_that_is_asked_for_by_name_is_refused(broken, run):
-    for asked in (["--kernel", "aaa", "--backend", "faulty"], ["--backend", "aaa"]):
+def test_a_broken_plugin_that_the_user_names_is_an_error(broken, run):
+    for options in (["--kernel", "aaa", "--backend", "faulty"], ["--backend", "aaa"]):
         for command in (["find"], ["attention", "--no-ceiling"], ["sweep"]):
-            code, out, err = run(*command, *asked)
+            code, out, err = run(*command, *options)
             assert (code, out) == (2, "")
             assert len(err.splitlines()) == 1
             assert "mamf_broken:Broken cannot be loaded" in err
             assert "output" not in err
 
 
-DOES_NOT_WORK = "mamf: the first matmul failed (1024x1024x1024, kernel faulty, backend faulty): "
+FIRST_MATMUL_FAILED = "mamf: the first matmul failed (1024x1024x1024, kernel faulty, backend faulty): "
 
 
 @pytest.mark.parametrize(
-    ("method", "told"),
+    ("method", "message"),
     [
-        ("prepare", f"{DOES_NOT_WORK}RuntimeError: it broke"),
+        ("prepare", f"{FIRST_MATMUL_FAILED}RuntimeError: it broke"),
         ("apply_settings", "mamf: kernel faulty is broken: apply_settings raised RuntimeError: it broke"),
     ],
 )
 @pytest.mark.parametrize("quick", [[], ["--quick"]])
-def test_a_default_kernel_that_does_not_work_is_told_and_the_others_are_searched(run, monkeypatch, method, told, quick):
+def test_a_default_kernel_that_does_not_work_is_reported_and_the_others_are_searched(
+    run, monkeypatch, method, message, quick
+):
     monkeypatch.setattr(FaultyMatmul, "is_default", True)
-    monkeypatch.setattr(FaultyMatmul, method, raises)
+    monkeypatch.setattr(FaultyMatmul, method, raise_error)
     code, out, err = run(*FIND, *quick)
-    assert (code, err) == (0, f"{told}; mamf skips this plugin\n")
+    assert (code, err) == (0, f"{message}; mamf skips this plugin\n")
     assert "\nkernels: simulated.mm\n" in out
 
 
-def test_it_is_an_error_where_no_other_works_or_it_was_asked_for(run, monkeypatch):
-    monkeypatch.setattr(FaultyMatmul, "prepare", raises)
-    for named in (["faulty"], ["faulty", "right"]):
-        code, out, err = run(*FIND, "--kernel", *named)
-        assert (code, out, err) == (1, "", f"{DOES_NOT_WORK}RuntimeError: it broke\n")
+def test_a_kernel_that_does_not_work_is_an_error_if_no_other_works_or_the_user_names_it(run, monkeypatch):
+    monkeypatch.setattr(FaultyMatmul, "prepare", raise_error)
+    for kernel_names in (["faulty"], ["faulty", "right"]):
+        code, out, err = run(*FIND, "--kernel", *kernel_names)
+        assert (code, out, err) == (1, "", f"{FIRST_MATMUL_FAILED}RuntimeError: it broke\n")
     monkeypatch.setattr(FaultyMatmul, "is_default", True)
-    monkeypatch.setattr(SimulatedMatmul, "prepare", raises)
-    assert run(*FIND) == (1, "", f"{DOES_NOT_WORK}RuntimeError: it broke\n")
+    monkeypatch.setattr(SimulatedMatmul, "prepare", raise_error)
+    assert run(*FIND) == (1, "", f"{FIRST_MATMUL_FAILED}RuntimeError: it broke\n")
 
 
-def test_the_library_warns_of_it(broken):
+def test_the_python_api_warns_about_a_broken_plugin(broken):
     with pytest.warns(MamfWarning, match="mamf_broken:Broken cannot be loaded"):
         rows = mamf.attention("b1h16q512k512d64", backend=SimulatedBackend())
     assert [row.kernel for row in rows] == ["faulty"]
@@ -626,7 +634,7 @@ def test_the_library_warns_of_it(broken):
 
 
 @pytest.mark.parametrize(
-    ("traits", "changed", "told"),
+    ("traits", "changed_fields", "message"),
     [
         ("sustained_traits", {"swing_seconds": 0.0}, "swing_seconds is a number above 0"),
         (
@@ -637,15 +645,15 @@ def test_the_library_warns_of_it(broken):
         ("burst_traits", {"train_seconds": "0.01"}, "train_seconds is finite float"),
     ],
 )
-def test_what_the_regimes_must_know_of_a_device_is_held_to_its_contract(run, monkeypatch, traits, changed, told):
-    monkeypatch.setattr(FaultyBackend, traits, dataclasses.replace(getattr(FaultyBackend, traits), **changed))
+def test_invalid_traits_of_a_device_break_its_contract(run, monkeypatch, traits, changed_fields, message):
+    monkeypatch.setattr(FaultyBackend, traits, dataclasses.replace(getattr(FaultyBackend, traits), **changed_fields))
     code, _, err = run(*SWEEP)
     assert (code, err.count("\n")) == (2, 1)
     assert f"backend faulty is broken: {traits} is a " in err
-    assert err.endswith(f", not one whose {told}\n")
+    assert err.endswith(f", not one whose {message}\n")
 
 
-def public(kind):
+def list_public_methods(kind):
     return {name for name, value in vars(kind).items() if callable(getattr(kind, name)) and not name.startswith("_")}
 
 
@@ -654,4 +662,4 @@ def public(kind):
 )
 def test_every_method_of_a_contract_is_in_the_table(contract, methods):
     """Check that the lists of methods above are complete, so that new methods get tested too."""
-    assert public(contract) <= {*methods, "burst_traits", "sustained_traits"}
+    assert list_public_methods(contract) <= {*methods, "burst_traits", "sustained_traits"}

@@ -32,63 +32,63 @@ from mamf.plugins.discovery import make_kernel, make_operation, open_backend
 SHAPE = MatmulShape(96, 80, 64)
 
 
-class Own(TorchMm):
+class HonestMm(TorchMm):
     """An honest matmul kernel, which the tests load by path."""
 
-    name = "own"
+    name = "honest"
 
 
-class OwnInt(IntMm):
-    name = "own-int"
+class HonestIntMm(IntMm):
+    name = "honest-int"
 
 
-class OwnScaled(ScaledMm):
-    name = "own-scaled"
+class HonestScaledMm(ScaledMm):
+    name = "honest-scaled"
 
 
-class OwnDequantized(DequantizedMatmul):
-    name = "own-dequantized"
+class HonestDequantizedMatmul(DequantizedMatmul):
+    name = "honest-dequantized"
 
 
-class OwnAttention(SdpaMath):
-    name = "own-attention"
+class HonestAttention(SdpaMath):
+    name = "honest-attention"
 
 
-class Passing(Own):
+class ReplacesRecording(HonestMm):
     """A matmul that writes zeros, and replaces the verification in the process that measures it."""
 
-    name = "passing"
+    name = "replaces-recording"
 
     def bind_operands(self, problem, a, b, c):
         CheckedKernel._record_verdict = lambda self, verdict, index: None
         return c.zero_, 1.0
 
 
-class Judging(Own):
+class ReplacesVerification(HonestMm):
     """A matmul that computes nothing, and replaces its verification by one that accepts every result."""
 
-    name = "judging"
+    name = "replaces-verification"
 
     def prepare(self, *arguments):
-        ready = super().prepare(*arguments)
-        launches = [lambda: time.sleep(1e-5) for _ in ready.launches]  # an empty launch would be implausibly fast
+        prepared = super().prepare(*arguments)
+        launches = [lambda: time.sleep(1e-5) for _ in prepared.launches]  # an empty launch would be implausibly fast
         return replace(
-            ready, launches=launches, verify=lambda index, result: Verdict(0.0, 1.0), verify_whole_output=None
+            prepared, launches=launches, verify=lambda index, result: Verdict(0.0, 1.0), verify_whole_output=None
         )
 
 
-class Ending(Own):
-    name = "ending"
+class Raising(HonestMm):
+    name = "raising"
 
     def bind_operands(self, problem, a, b, c):
         def launch():
-            if Ending.raised:
-                raise Ending.raised
+            if Raising.error:
+                raise Raising.error
             torch.mm(a, b, out=c)
 
         return launch, 1.0
 
-    raised = None
+    error = None
 
 
 @pytest.fixture(autouse=True)
@@ -96,60 +96,71 @@ def process(monkeypatch):
     """Start threads in place of checking processes. Return the list of started threads."""
     monkeypatch.setattr(CheckedKernel, "_record_verdict", CheckedKernel._record_verdict)
     monkeypatch.setattr(isolated, "_TRIAL_TARGET_SECONDS", 1e-3)
-    started, opened = [], []
+    threads, streams = [], []
 
-    def pair():
+    def open_pipe():
         reading, writing = os.pipe()
-        opened.extend((os.fdopen(reading, "rb"), os.fdopen(writing, "wb")))
-        return opened[-2:]
+        streams.extend((os.fdopen(reading, "rb"), os.fdopen(writing, "wb")))
+        return streams[-2:]
 
     def start():
-        (asked, ask), (answered, answer) = pair(), pair()
-        thread = threading.Thread(target=isolated.answer_check_requests, args=(Channel(asked, answer),), daemon=True)
+        (request_reader, request_writer), (answer_reader, answer_writer) = open_pipe(), open_pipe()
+        thread = threading.Thread(
+            target=isolated.answer_check_requests, args=(Channel(request_reader, answer_writer),), daemon=True
+        )
         thread.start()
-        started.append(thread)
-        return SimpleNamespace(stdin=ask, stdout=answered, kill=ask.close)
+        threads.append(thread)
+        return SimpleNamespace(stdin=request_writer, stdout=answer_reader, kill=request_writer.close)
 
     monkeypatch.setattr(isolation, "_start_checking_process", start)
-    yield started
-    for stream in opened[1::2]:
+    yield threads
+    # Close this process's ends of the pipes first, so that the threads end before their own ends are closed.
+    for stream in (*streams[1::4], *streams[2::4]):
         stream.close()
-    for thread in started:
+    for thread in threads:
         thread.join()
+    for stream in (*streams[::4], *streams[3::4]):
+        stream.close()
 
 
-def row_of(kernel, problem=None, shape=SHAPE, everything=None, backend=None):
+def measure_one_row(kernel, problem=None, shape=SHAPE, checks_all_kernels=None, backend=None):
     cpu = backend or open_backend("cpu")
-    get_isolated_checker(cpu).checks_all_kernels = everything
+    get_isolated_checker(cpu).checks_all_kernels = checks_all_kernels
     regime, rule = BurstRegime(cpu), StoppingRule(max_seconds=0.0)
     step = Step(kernel, problem or MatmulProblem("float32", "float32"), shape, regime, rule)
 
-    def steps():
+    def yield_step():
         yield step
 
-    (row,) = Runner(cpu).measure_steps(steps())
+    (row,) = Runner(cpu).measure_steps(yield_step())
     return row
 
 
-def by_path(kind, of="matmul"):
-    return make_kernel(make_operation(of), f"{__name__}:{kind.__name__}")
+def load_by_path(kernel_class, operation="matmul"):
+    return make_kernel(make_operation(operation), f"{__name__}:{kernel_class.__name__}")
 
 
-@pytest.mark.parametrize("kind", [Passing, Judging])
-def test_a_kernel_that_replaces_the_check_passes_it_but_not_that_of_another_process(process, kind):
-    row = row_of(by_path(kind))
+@pytest.mark.parametrize("kernel_class", [ReplacesRecording, ReplacesVerification])
+def test_a_kernel_that_replaces_the_check_in_its_process_fails_that_in_a_fresh_process(process, kernel_class):
+    row = measure_one_row(load_by_path(kernel_class))
     assert row.status == "wrong_result"
     assert row.reason.startswith("a check in a fresh process failed: relative error ")
-    assert row_of(by_path(kind), everything=False).ok
+    assert measure_one_row(load_by_path(kernel_class), checks_all_kernels=False).ok
 
 
-HONEST = [(Own, "float32"), (Own, "bfloat16"), (OwnInt, "int8"), (OwnScaled, "fp8"), (OwnDequantized, "fp8_rowwise")]
+HONEST_CASES = [
+    (HonestMm, "float32"),
+    (HonestMm, "bfloat16"),
+    (HonestIntMm, "int8"),
+    (HonestScaledMm, "fp8"),
+    (HonestDequantizedMatmul, "fp8_rowwise"),
+]
 
 
-@pytest.mark.parametrize(("kind", "dtype"), HONEST)
-def test_an_honest_kernel_by_path_passes(process, kind, dtype):
+@pytest.mark.parametrize(("kernel_class", "dtype"), HONEST_CASES)
+def test_an_honest_kernel_by_path_passes(process, kernel_class, dtype):
     problem = make_operation("matmul").make_problem(open_backend("cpu"), {"dtype": dtype})
-    row = row_of(by_path(kind), problem)
+    row = measure_one_row(load_by_path(kernel_class), problem)
     if row.status == "unsupported":
         pytest.skip(row.reason)
     assert (row.status, row.remarks) == ("ok", ())
@@ -159,15 +170,15 @@ def test_an_honest_kernel_by_path_passes(process, kind, dtype):
 @pytest.mark.parametrize("direction", ["fwd", "fwd+bwd"])
 def test_attention_passes_in_every_direction(process, direction):
     problem = AttentionProblem("float32", direction=direction)
-    row = row_of(by_path(OwnAttention, "attention"), problem, AttentionShape.parse("b1h2q64k64d32c"))
+    row = measure_one_row(load_by_path(HonestAttention, "attention"), problem, AttentionShape.parse("b1h2q64k64d32c"))
     assert (row.status, row.remarks) == ("ok", ())
     assert len(process) == 1
 
 
-def test_registered_kernels_are_checked_here_unless_asked(process):
-    assert row_of(TorchMm()).ok
+def test_registered_kernels_are_checked_in_a_fresh_process_only_on_request(process):
+    assert measure_one_row(TorchMm()).ok
     assert not process
-    assert row_of(TorchMm(), everything=True).ok
+    assert measure_one_row(TorchMm(), checks_all_kernels=True).ok
     assert len(process) == 1
 
 
@@ -190,43 +201,45 @@ def test_a_clock_that_runs_slowly_is_found(process, monkeypatch):
 def test_slow_launches_are_a_fault_only_on_an_idle_machine(process, monkeypatch, is_busy, status):
     monkeypatch.setattr(isolated, "serve_launches", lambda *arguments: {"slow": "3 times the reported time"})
     monkeypatch.setattr(isolation, "is_machine_busy", lambda backend: is_busy)
-    row = row_of(by_path(Own))
+    row = measure_one_row(load_by_path(HonestMm))
     assert row.status == status
     assert "3 times the reported time" in (row.reason + "".join(row.remarks))
 
 
 @pytest.mark.parametrize(
-    ("error", "status", "said"),
+    ("error", "status", "message"),
     [
         (RuntimeError("this ended"), "wrong_result", "RuntimeError: this ended"),
         (MemoryError("no room"), "ok", "a fresh process could not check this kernel: MemoryError: no room"),
     ],
 )
-def test_what_a_launch_raises_there_refuses_it_unless_memory_is_short(process, monkeypatch, error, status, said):
-    kernel, serve = by_path(Ending), isolated.serve_launches
+def test_an_error_in_the_fresh_process_is_a_wrong_result_unless_memory_is_short(
+    process, monkeypatch, error, status, message
+):
+    kernel, serve = load_by_path(Raising), isolated.serve_launches
 
-    def ending(*arguments):
-        monkeypatch.setattr(Ending, "raised", error)
+    def serve_and_raise(*arguments):
+        monkeypatch.setattr(Raising, "error", error)
         return serve(*arguments)
 
-    monkeypatch.setattr(isolated, "serve_launches", ending)
-    row = row_of(kernel)
+    monkeypatch.setattr(isolated, "serve_launches", serve_and_raise)
+    row = measure_one_row(kernel)
     assert row.status == status
-    assert "".join((row.reason, *row.remarks)).endswith(said)
+    assert "".join((row.reason, *row.remarks)).endswith(message)
 
 
-def test_an_operation_whose_results_stay_on_the_device_says_so(process):
-    of, cpu = make_operation("bandwidth"), open_backend("cpu")
-    kernel = make_kernel(of, "torch")
-    problem = of.make_problem(cpu, {"pattern": "copy"})
-    row = row_of(kernel, problem, of.parse_shape("1MiB"), everything=True)
+def test_an_operation_whose_launches_return_no_tensors_is_not_checked_and_says_so(process):
+    operation, cpu = make_operation("bandwidth"), open_backend("cpu")
+    kernel = make_kernel(operation, "torch")
+    problem = operation.make_problem(cpu, {"pattern": "copy"})
+    row = measure_one_row(kernel, problem, operation.parse_shape("1MiB"), checks_all_kernels=True)
     assert row.remarks == (
         "a fresh process could not check this kernel: launches of bandwidth return no tensors to check",
     )
     assert not process
 
 
-def test_a_cut_message_is_an_error():
+def test_a_malformed_message_is_an_error():
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb") as source, os.fdopen(writing, "wb") as sink:
         Channel(source, sink).send(b"abc", b"", one=1)
@@ -237,24 +250,30 @@ def test_a_cut_message_is_an_error():
             Channel(source, sink).receive()
 
 
-def test_the_process_that_checks_ends_quietly_if_the_other_process_is_gone():
-    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
-    of = make_operation("matmul")
-    problem = of.make_problem_record(MatmulProblem("float32", "float32"))
-    with os.fdopen(asked, "rb") as source, os.fdopen(ask, "wb") as sink, os.fdopen(answer, "wb") as gone:
-        Channel(source, sink).send(operation="matmul", problem=problem, shape=of.make_shape_record(SHAPE), seconds=1.0)
-        os.close(answered)
-        isolated.answer_check_requests(Channel(source, gone))
+def test_the_checking_process_ends_quietly_if_the_measuring_process_is_gone():
+    (request_reader, request_writer), (answer_reader, answer_writer) = os.pipe(), os.pipe()
+    operation = make_operation("matmul")
+    problem = operation.make_problem_record(MatmulProblem("float32", "float32"))
+    with (
+        os.fdopen(request_reader, "rb") as requests,
+        os.fdopen(request_writer, "wb") as request_sink,
+        os.fdopen(answer_writer, "wb") as answer_sink,
+    ):
+        Channel(requests, request_sink).send(
+            operation="matmul", problem=problem, shape=operation.make_shape_record(SHAPE), seconds=1.0
+        )
+        os.close(answer_reader)
+        isolated.answer_check_requests(Channel(requests, answer_sink))
 
 
-def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
+def test_an_interrupt_ends_the_checking_process(process, monkeypatch):
     def serve(*arguments):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(isolated, "serve_launches", serve)
     cpu = open_backend("cpu")
     with pytest.raises(KeyboardInterrupt):
-        row_of(by_path(Own), backend=cpu)
+        measure_one_row(load_by_path(HonestMm), backend=cpu)
     process[0].join(timeout=10)
     assert not process[0].is_alive()
     assert get_isolated_checker(cpu)._checking_process is None
@@ -263,9 +282,11 @@ def test_an_interrupt_ends_the_process_that_checks(process, monkeypatch):
 @pytest.mark.emulated
 @pytest.mark.parametrize(("isolate", "code"), [([], 1), (["--no-isolate"], 0)])
 def test_a_sweep_of_a_kernel_by_path_starts_a_process_that_finds_it_wrong(tmp_path, isolate, code):
-    asked = ["sweep", "--backend", "cpu", "--kernel", "test_isolation:Passing", "--shapes", "256x256x256", *isolate]
-    command = [sys.executable, "-m", "mamf", *asked, "--output", str(tmp_path / "run.jsonl")]
+    kernel = ["--kernel", "test_isolation:ReplacesRecording", *isolate]
+    sweep = ["sweep", "--backend", "cpu", "--shapes", "256x256x256", *kernel]
+    command = [sys.executable, "-m", "mamf", *sweep, "--output", str(tmp_path / "run.jsonl")]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
-    assert ran.returncode == code, ran.stderr
-    assert ("wrong_result: a check in a fresh process failed: relative error" in ran.stderr + ran.stdout) == bool(code)
+    sweep_process = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    assert sweep_process.returncode == code, sweep_process.stderr
+    output = sweep_process.stdout + sweep_process.stderr
+    assert ("wrong_result: a check in a fresh process failed: relative error" in output) == bool(code)

@@ -16,7 +16,7 @@ from mamf.plugins.discovery import MATMUL_KERNEL_GROUP, find_entry_points_by_nam
 from mamf.testing import KernelContract, SimulatedBackend, SimulatedMatmul
 
 SHAPE = MatmulShape(96, 80, 64)
-EVERY_CASE = [
+ALL_CASES = [
     ("torch.mm", "bfloat16", "bfloat16"),
     ("torch.mm", "float16", "float16"),
     ("torch.mm", "float32", "float32"),
@@ -30,7 +30,7 @@ EVERY_CASE = [
 ]
 
 
-def prepared(backend, name, problem, shape=SHAPE, **options):
+def prepare_kernel(backend, name, problem, shape=SHAPE, **options):
     pool = backend.make_operand_pool(problem.data, problem.seed)
     return make_matmul_kernel(name).prepare(backend, problem, shape, pool, **options)
 
@@ -41,14 +41,14 @@ def is_refused(name, dtype, out_dtype):
     Before torch 2.8, CPUs have no 8-bit floats. A CPU with AMX has no float8_e4m3fnuz.
     """
     try:
-        prepared(open_backend("cpu"), name, MatmulProblem(dtype, out_dtype)).launches[0]()
+        prepare_kernel(open_backend("cpu"), name, MatmulProblem(dtype, out_dtype)).launches[0]()
     except Exception as error:
         return make_matmul_kernel(name).is_refusal(error)
     return False
 
 
-REFUSED = [case for case in EVERY_CASE if "float8" in case[1] and is_refused(*case)]
-CASES = [case for case in EVERY_CASE if case not in REFUSED]
+REFUSED = [case for case in ALL_CASES if "float8" in case[1] and is_refused(*case)]
+CASES = [case for case in ALL_CASES if case not in REFUSED]
 # Compiling takes long, so test only two dtypes. The kernel derives from torch.mm, which is tested with all four.
 COMPILED = [("compiled", "bfloat16", "bfloat16"), ("compiled", "float32", "float32")]
 if make_matmul_kernel("compiled").explain_unavailability(open_backend("cpu")):
@@ -98,8 +98,8 @@ class TestSimulated(KernelContract):
         return MatmulProblem()
 
 
-def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(backend):
-    taken = {
+def test_every_kernel_is_tested_with_every_dtype_that_it_supports_here(backend):
+    supported_cases = {
         (name, dtype)
         for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
         if make_matmul_kernel(name).explain_unavailability(backend) is None
@@ -110,11 +110,12 @@ def test_every_kernel_is_held_to_the_contract_with_every_dtype_it_takes_here(bac
         )
         is None
     }
-    assert {case for case in taken if case[0] != "compiled"} == {(name, dtype) for name, dtype, _ in EVERY_CASE}
-    assert {name for name, _ in taken} == {name for name, *_ in (*EVERY_CASE, *COMPILED)}
+    tested_cases = {(name, dtype) for name, dtype, _ in ALL_CASES}
+    assert {case for case in supported_cases if case[0] != "compiled"} == tested_cases
+    assert {name for name, _ in supported_cases} == {name for name, *_ in (*ALL_CASES, *COMPILED)}
 
 
-@pytest.mark.parametrize("case", EVERY_CASE, ids=" ".join)
+@pytest.mark.parametrize("case", ALL_CASES, ids=" ".join)
 def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
     problem = MatmulProblem(*case[1:])
     pool = backend.make_operand_pool(problem.data, problem.seed)
@@ -128,7 +129,7 @@ def test_what_torch_cannot_do_on_this_cpu_is_unsupported(backend, case):
 # -- what a launch does ----------------------------------------------------------------------------------------------
 
 
-class Dispatched(TorchDispatchMode):
+class DispatchRecorder(TorchDispatchMode):
     """A dispatch mode that records every call to torch's dispatcher."""
 
     def __init__(self):
@@ -140,22 +141,22 @@ class Dispatched(TorchDispatchMode):
         return function(*arguments, **(options or {}))
 
 
-def dispatched(launch):
-    with Dispatched() as seen:
+def record_dispatched_calls(launch):
+    with DispatchRecorder() as recorder:
         launch()
-    return seen.calls
+    return recorder.calls
 
 
 @each_case
 def test_a_timed_launch_is_one_call_of_the_library_and_allocates_nothing(backend, name, dtype, out_dtype):
-    calls = dispatched(prepared(backend, name, MatmulProblem(dtype, out_dtype)).launches[0])
+    calls = record_dispatched_calls(prepare_kernel(backend, name, MatmulProblem(dtype, out_dtype)).launches[0])
     assert [function for function, _ in calls] == [f"aten.{LIBRARY_CALLS[name]}.out"]
 
 
 @pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
-def test_layouts_lie_in_memory_as_named(backend, layout):
-    launch = prepared(backend, "torch.mm", MatmulProblem("float32", "float32", layout)).launches[0]
-    ((_, (a, b)),) = dispatched(launch)
+def test_operands_have_the_strides_of_their_layout(backend, layout):
+    launch = prepare_kernel(backend, "torch.mm", MatmulProblem("float32", "float32", layout)).launches[0]
+    ((_, (a, b)),) = record_dispatched_calls(launch)
     m, n, k = SHAPE.m, SHAPE.n, SHAPE.k
     assert (a.shape, b.shape) == ((m, k), (k, n))
     assert a.stride() == {"n": (k, 1), "t": (1, m)}[layout[0]]
@@ -163,8 +164,8 @@ def test_layouts_lie_in_memory_as_named(backend, layout):
 
 
 def test_operand_sets_do_not_share_memory(backend):
-    launches = prepared(backend, "torch.mm", MatmulProblem(), sets=3).launches
-    operands = [dispatched(launch)[0][1] for launch in launches]
+    launches = prepare_kernel(backend, "torch.mm", MatmulProblem(), sets=3).launches
+    operands = [record_dispatched_calls(launch)[0][1] for launch in launches]
     for position in (0, 1):
         addresses = sorted(pair[position].data_ptr() for pair in operands)
         size = operands[0][position].nbytes
@@ -178,23 +179,23 @@ def test_operand_sets_do_not_share_memory(backend):
 @pytest.mark.parametrize("data", ["normal", "zeros"])
 def test_a_launch_that_does_nothing_is_caught(backend, monkeypatch, name, dtype, out_dtype, data):
     problem = MatmulProblem(dtype, out_dtype, data=data)
-    ready = prepared(backend, name, problem)
+    ready = prepare_kernel(backend, name, problem)
     ready.launches[0]()  # now the memory of C contains a right result
     monkeypatch.setattr(torch, LIBRARY_CALLS[name], lambda *operands, out, **options: out)
     assert not verified(ready).ok
 
 
-def as_tf32(values):
+def round_to_tf32(values):
     """Round float32 values to tf32, which keeps 10 of the 23 bits of mantissa."""
     return ((values.contiguous().view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
 
 
 @pytest.mark.parametrize("shape", [SHAPE, MatmulShape(256, 128, 2048)])
-def test_float32_computed_as_tf32_is_wrong_and_as_tf32_right(backend, monkeypatch, shape):
-    right = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, out: right(as_tf32(a), as_tf32(b), out=out))
+def test_a_result_computed_in_tf32_is_wrong_for_float32_and_right_for_tf32(backend, monkeypatch, shape):
+    real_mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, out: real_mm(round_to_tf32(a), round_to_tf32(b), out=out))
     verdicts = {
-        dtype: verified(prepared(backend, "torch.mm", MatmulProblem(dtype, "float32"), shape)).ok
+        dtype: verified(prepare_kernel(backend, "torch.mm", MatmulProblem(dtype, "float32"), shape)).ok
         for dtype in ("float32", "tf32")
     }
     assert verdicts == {"float32": False, "tf32": True}
@@ -203,28 +204,30 @@ def test_float32_computed_as_tf32_is_wrong_and_as_tf32_right(backend, monkeypatc
 # Without a scale, one in twelve results of the larger K would exceed 448, the largest number of float8_e4m3fn.
 @pytest.mark.parametrize("k", [16, 65536])
 @pytest.mark.parametrize("out_dtype", ["float8_e4m3fn", "bfloat16"])
-@pytest.mark.skipif(("scaled_mm", "float8_e4m3fn", "bfloat16") in REFUSED, reason="this torch has none on a CPU")
+@pytest.mark.skipif(
+    ("scaled_mm", "float8_e4m3fn", "bfloat16") in REFUSED, reason="this torch has no 8-bit floats on a CPU"
+)
 def test_8_bit_outputs_do_not_saturate_whatever_k_is(backend, k, out_dtype):
     problem = MatmulProblem("float8_e4m3fn", out_dtype)
-    assert verified(prepared(backend, "scaled_mm", problem, MatmulShape(4, 16, k))).ok
+    assert verified(prepare_kernel(backend, "scaled_mm", problem, MatmulShape(4, 16, k))).ok
 
 
 # -- settings --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def global_high():
-    before = torch.get_float32_matmul_precision()
+def high_global_precision():
+    earlier_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     yield
-    torch.set_float32_matmul_precision(before)
+    torch.set_float32_matmul_precision(earlier_precision)
 
 
-@pytest.mark.parametrize(("dtype", "held"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")])
-def test_a_users_global_precision_does_not_turn_float32_into_tf32(backend, global_high, dtype, held):
+@pytest.mark.parametrize(("dtype", "precision"), [("float32", "highest"), ("tf32", "high"), ("bfloat16", "highest")])
+def test_a_users_global_precision_does_not_turn_float32_into_tf32(backend, high_global_precision, dtype, precision):
     problem = MatmulProblem(dtype, DTYPES[dtype].default_output_dtype)
     with make_matmul_kernel("torch.mm").apply_settings(backend, problem):
-        assert torch.get_float32_matmul_precision() == held
+        assert torch.get_float32_matmul_precision() == precision
     assert torch.get_float32_matmul_precision() == "high"
 
 
@@ -233,14 +236,14 @@ def test_a_users_global_precision_does_not_turn_float32_into_tf32(backend, globa
 COUNT = 2**16
 
 
-def operand(backend, data, dtype, seed=0, name="a", count=COUNT):
+def make_operand(backend, data, dtype, seed=0, name="a", count=COUNT):
     return backend.make_operand_pool(data, seed).take_buffer(name, count, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "tf32", "float64", "float8_e4m3fn"])
-def test_float_operands_hold_what_data_says(backend, dtype):
+def test_float_operands_have_the_distribution_that_data_names(backend, dtype):
     normal, uniform, zeros, integers = (
-        operand(backend, data, dtype).to(torch.float64) for data in ("normal", "uniform", "zeros", "integers")
+        make_operand(backend, data, dtype).to(torch.float64) for data in ("normal", "uniform", "zeros", "integers")
     )
     assert abs(normal.mean()) < 0.02
     assert normal.std() == pytest.approx(1, abs=0.02)
@@ -252,9 +255,9 @@ def test_float_operands_hold_what_data_says(backend, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8", "float8_e5m2"])
-def test_seeds_give_operands_and_a_is_not_b(backend, dtype):
+def test_a_seed_determines_the_operands_and_a_differs_from_b(backend, dtype):
     first, again, other, b = (
-        operand(backend, "normal", dtype, seed, name).to(torch.float32)
+        make_operand(backend, "normal", dtype, seed, name).to(torch.float32)
         for seed, name in ((1, "a"), (1, "a"), (2, "a"), (1, "b"))
     )
     assert torch.equal(first, again)
@@ -278,11 +281,12 @@ def test_seeds_give_operands_and_a_is_not_b(backend, dtype):
         ("int_mm", MatmulProblem("int8", "bfloat16"), "writes C in int32 for int8 operands, not in bfloat16"),
     ],
 )  # fmt: skip
-def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend, name, problem, reason):
-    said = []
-    assert not dispatched(lambda: said.append(make_matmul_kernel(name).explain_unsupported_problem(backend, problem)))
-    assert reason in said[0]
-    assert "\n" not in said[0]
+def test_unsupported_problems_are_refused_in_one_line_before_anything_is_allocated(backend, name, problem, reason):
+    reasons = []
+    kernel = make_matmul_kernel(name)
+    assert not record_dispatched_calls(lambda: reasons.append(kernel.explain_unsupported_problem(backend, problem)))
+    assert reason in reasons[0]
+    assert "\n" not in reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -297,8 +301,8 @@ def test_combinations_are_refused_in_a_line_before_anything_is_allocated(backend
         ("torch.mm", "bfloat16", MatmulShape(1, 3, 7), None),
     ],
 )
-def test_shapes_that_a_library_cannot_do_are_known(name, dtype, shape, reason):
-    said = make_matmul_kernel(name).explain_unsupported_shape(
+def test_kernels_say_which_shapes_their_library_does_not_support(name, dtype, shape, reason):
+    explanation = make_matmul_kernel(name).explain_unsupported_shape(
         MatmulProblem(dtype, DTYPES[dtype].default_output_dtype), shape
     )
-    assert said is None if reason is None else reason in said
+    assert explanation is None if reason is None else reason in explanation

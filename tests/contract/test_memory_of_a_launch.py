@@ -25,46 +25,51 @@ class Allocator(TorchDispatchMode):
     """A dispatch mode that counts the requested and allocated bytes of all live storages, as torch.cuda does.
 
     A caching allocator allocates whole blocks, and reuses free blocks that are larger than requested. So each storage
-    has ``spare`` bytes more than requested.
+    has ``spare_bytes`` more bytes than requested.
     """
 
     def __init__(self):
         super().__init__()
-        self.living = {}
-        self.spare = 512
+        self.live_storages = {}
+        self.spare_bytes = 512
         self.peak = {"requested": 0, "allocated": 0}
 
     def __torch_dispatch__(self, function, kinds, arguments=(), options=None):
         result = function(*arguments, **(options or {}))
         tensors = [each for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
         storages = {each.untyped_storage()._cdata: each.untyped_storage() for each in tensors}
-        if storages.keys() - self.living.keys():  # otherwise no count rises
-            made = {key: (StorageWeakRef(each), each.nbytes(), self.spare) for key, each in storages.items()}
-            self.living = made | self.living
-            self.peak = {name: max(self.peak[name], count) for name, count in self.now().items()}
+        if storages.keys() - self.live_storages.keys():  # otherwise no count rises
+            new_storages = {
+                key: (StorageWeakRef(storage), storage.nbytes(), self.spare_bytes) for key, storage in storages.items()
+            }
+            self.live_storages = new_storages | self.live_storages
+            self.peak = {name: max(self.peak[name], count) for name, count in self.count_bytes().items()}
         return result
 
-    def now(self):
-        self.living = {key: found for key, found in self.living.items() if not found[0].expired()}
-        requested = sum(nbytes for _, nbytes, _ in self.living.values())
-        return {"requested": requested, "allocated": requested + sum(spare for _, _, spare in self.living.values())}
+    def count_bytes(self):
+        self.live_storages = {key: entry for key, entry in self.live_storages.items() if not entry[0].expired()}
+        requested = sum(nbytes for _, nbytes, _ in self.live_storages.values())
+        return {
+            "requested": requested,
+            "allocated": requested + sum(spare for _, _, spare in self.live_storages.values()),
+        }
 
     def install(self, module):
         module.memory_stats = self.memory_stats
-        module.memory_allocated = lambda device: self.now()["allocated"]
+        module.memory_allocated = lambda device: self.count_bytes()["allocated"]
         module.max_memory_allocated = lambda device: self.peak["allocated"]
         module.reset_peak_memory_stats = self.reset_peak
 
     def memory_stats(self, device):
-        now = self.now()
+        current = self.count_bytes()
         return {
             f"{name}_bytes.all.{moment}": count
             for name in self.peak
-            for moment, count in (("current", now[name]), ("peak", self.peak[name]))
+            for moment, count in (("current", current[name]), ("peak", self.peak[name]))
         }
 
     def reset_peak(self, device):
-        self.peak = self.now()
+        self.peak = self.count_bytes()
 
 
 class WithWorkspace(SdpaMath):
@@ -81,14 +86,14 @@ class WithWorkspace(SdpaMath):
 
 @pytest.fixture
 def allocator(cuda):
-    with Allocator() as counting:
-        counting.install(cuda.torch.cuda)
-        yield counting
+    with Allocator() as counting_allocator:
+        counting_allocator.install(cuda.torch.cuda)
+        yield counting_allocator
 
 
-def bytes_of(backend, kernel, direction, sets=1, pool=None):
+def measure_bytes(backend, kernel, direction, sets=1):
     problem = AttentionProblem("float32", direction)
-    pool = pool or backend.make_operand_pool("normal", 0)
+    pool = backend.make_operand_pool("normal", 0)
     with kernel.apply_settings(backend, problem):
         checked = CheckedKernel(kernel.prepare(backend, problem, SHAPE, pool, sets))
         checked.warm_up_and_verify(backend)
@@ -96,57 +101,57 @@ def bytes_of(backend, kernel, direction, sets=1, pool=None):
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd", "fwd+bwd"])
-def test_memory_is_the_same_whatever_else_the_process_holds(cuda, allocator, direction):
+def test_memory_does_not_depend_on_other_memory_of_the_process(cuda, allocator, direction):
     backend = cuda.kind(0)
-    alone = bytes_of(backend, SdpaMath(), direction)
-    others = backend.make_operand_pool("normal", 1)
-    others.take_buffer("a", *Buffer(4 * MIB, "bfloat16"))
-    earlier = [torch.randn(SHAPE.batch, SHAPE.heads, 128, 64) for _ in range(20)]
+    expected = measure_bytes(backend, SdpaMath(), direction)
+    other_pool = backend.make_operand_pool("normal", 1)
+    other_pool.take_buffer("a", *Buffer(4 * MIB, "bfloat16"))
+    other_tensors = [torch.randn(SHAPE.batch, SHAPE.heads, 128, 64) for _ in range(20)]
     backend.flush_cache()
-    allocator.spare = 2 * MIB  # as if all free blocks were large
-    assert bytes_of(backend, SdpaMath(), direction) == pytest.approx(alone, rel=0.01)
-    assert bytes_of(backend, WithWorkspace(), direction) == pytest.approx(alone, rel=0.01)
-    assert bytes_of(backend, WithWorkspace(torch.zeros(WORKSPACE)), direction) == pytest.approx(alone, rel=0.01)
-    assert bytes_of(backend, SdpaMath(), direction, sets=3) == pytest.approx(alone, rel=0.01)
-    assert len(earlier) == 20
+    allocator.spare_bytes = 2 * MIB  # as if all free blocks were large
+    assert measure_bytes(backend, SdpaMath(), direction) == pytest.approx(expected, rel=0.01)
+    assert measure_bytes(backend, WithWorkspace(), direction) == pytest.approx(expected, rel=0.01)
+    assert measure_bytes(backend, WithWorkspace(torch.zeros(WORKSPACE)), direction) == pytest.approx(expected, rel=0.01)
+    assert measure_bytes(backend, SdpaMath(), direction, sets=3) == pytest.approx(expected, rel=0.01)
+    del other_tensors  # they stay allocated until here
 
 
-def test_memory_holds_operands_output_and_what_the_kernel_allocates(cuda, allocator):
-    found = bytes_of(cuda.kind(0), SdpaMath(), "fwd")
-    assert 3 * OPERAND + OUTPUT + SCORES <= found <= 3 * OPERAND + 4 * OUTPUT + 4 * SCORES
+def test_memory_includes_operands_output_and_what_the_kernel_allocates(cuda, allocator):
+    nbytes = measure_bytes(cuda.kind(0), SdpaMath(), "fwd")
+    assert 3 * OPERAND + OUTPUT + SCORES <= nbytes <= 3 * OPERAND + 4 * OUTPUT + 4 * SCORES
 
 
-def test_a_backward_pass_counts_the_forward_pass_that_it_was_saved_from(cuda, allocator):
+def test_memory_of_a_backward_pass_includes_what_its_forward_pass_saved(cuda, allocator):
     """Check that the saved probabilities and output count, although they are allocated before the measured launch."""
     kernel, backend, problem = SdpaMath(), cuda.kind(0), AttentionProblem("float32", "bwd")
     with kernel.apply_settings(backend, problem):
         prepared = kernel.prepare(backend, problem, SHAPE, backend.make_operand_pool("normal", 0))
     assert prepared.extra_bytes_per_set >= SCORES + OUTPUT
     gradients = 3 * OPERAND
-    assert bytes_of(backend, kernel, "bwd") >= 4 * OPERAND + prepared.extra_bytes_per_set + gradients
+    assert measure_bytes(backend, kernel, "bwd") >= 4 * OPERAND + prepared.extra_bytes_per_set + gradients
 
 
-def test_a_models_step_holds_parameters_gradients_and_moments(cuda, allocator):
+def test_memory_of_a_models_step_includes_parameters_gradients_and_moments(cuda, allocator):
     backend, kernel, shape = cuda.kind(0), TorchModel("sdpa-math"), ModelShape(1, 16)
     sizes = {"d_model": 64, "d_ff": 256, "layers": 1, "heads": 2, "kv_heads": 2, "vocabulary": 997, "dtype": "float32"}
 
-    def needed(phase, sets=1):
+    def measure_phase_bytes(phase, sets=1):
         problem = ModelProblem(**sizes, phase=phase)
         checked = CheckedKernel(kernel.prepare(backend, problem, shape, backend.make_operand_pool("normal", 0), sets))
         checked.warm_up_and_verify(backend)
         return measure_launch_memory_bytes(backend, checked, problem, shape)
 
     parameters = 4 * ModelProblem(**sizes).count_parameters(shape)
-    backward, step = needed("forward-backward"), needed("step")
-    assert parameters < needed("forward") < 2 * parameters
+    backward, step = measure_phase_bytes("forward-backward"), measure_phase_bytes("step")
+    assert parameters < measure_phase_bytes("forward") < 2 * parameters
     assert backward > 2 * parameters
     assert step - backward == pytest.approx(2 * parameters, rel=0.1)
-    assert needed("step", sets=3) == pytest.approx(step, rel=0.01)
+    assert measure_phase_bytes("step", sets=3) == pytest.approx(step, rel=0.01)
 
 
-@pytest.mark.parametrize("told", [None, 7 * MIB])
-def test_what_the_process_took_of_the_device_is_known_where_it_is_told(cuda, allocator, told):
+@pytest.mark.parametrize("reserved_bytes", [None, 7 * MIB])
+def test_peak_reserved_memory_is_none_if_torch_does_not_report_it(cuda, allocator, reserved_bytes):
     backend = cuda.kind(0)
-    stats = {} if told is None else {"reserved_bytes.all.peak": told}
+    stats = {} if reserved_bytes is None else {"reserved_bytes.all.peak": reserved_bytes}
     cuda.torch.cuda.memory_stats = lambda device: allocator.memory_stats(device) | stats
-    assert backend.read_peak_reserved_memory_bytes() == told
+    assert backend.read_peak_reserved_memory_bytes() == reserved_bytes

@@ -24,24 +24,25 @@ GPT2 = ModelProblem(**TINY)
 LLAMA = ModelProblem(**{**TINY, "style": "llama", "kv_heads": 2, "tied": False})
 MOE = ModelProblem(**{**TINY, "style": "moe", "kv_heads": 2, "experts": 4, "active_experts": 2})
 SHAPE = ModelShape(2, 16)
-STYLES = pytest.mark.parametrize("problem", [GPT2, LLAMA, MOE], ids=["gpt2", "llama", "moe"])
+each_style = pytest.mark.parametrize("problem", [GPT2, LLAMA, MOE], ids=["gpt2", "llama", "moe"])
 
 
 @functools.cache
-def cpu():
+def open_cpu():
     return open_backend("cpu")
 
 
-def checked(problem, kernel=None, shape=SHAPE):
+def prepare(problem, kernel=None, shape=SHAPE):
     kernel = kernel or TorchModel("sdpa-math")
-    assert not (kernel.explain_unsupported_problem(cpu(), problem) or kernel.explain_unsupported_shape(problem, shape))
-    return CheckedKernel(kernel.prepare(cpu(), problem, shape, cpu().make_operand_pool("normal", 0), sets=3))
+    cpu = open_cpu()
+    assert not (kernel.explain_unsupported_problem(cpu, problem) or kernel.explain_unsupported_shape(problem, shape))
+    return CheckedKernel(kernel.prepare(cpu, problem, shape, cpu.make_operand_pool("normal", 0), sets=3))
 
 
 class TestModelKernel(AnyKernelContract):
     @pytest.fixture
     def backend(self):
-        return cpu()
+        return open_cpu()
 
     @pytest.fixture
     def kernel(self):
@@ -56,18 +57,18 @@ class TestModelKernel(AnyKernelContract):
         return SHAPE
 
 
-def test_a_model_that_the_memory_cannot_hold_is_not_begun(monkeypatch):
+def test_a_model_that_does_not_fit_in_memory_is_never_made(monkeypatch):
     """Check that mamf does not start to make the model. A system that overcommits memory would kill the process."""
-    monkeypatch.setattr(torch_model, "make_network", lambda *given: pytest.fail("it was begun"))
+    monkeypatch.setattr(torch_model, "make_network", lambda *arguments: pytest.fail("mamf started to make the model"))
     with pytest.raises(MemoryError, match=r"out of memory: \d+\.\d GB are needed"):
-        checked(replace(GPT2, layers=99_999_999))
+        prepare(replace(GPT2, layers=99_999_999))
 
 
-@STYLES
+@each_style
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_forward_and_backward_is_right(problem, dtype):
-    step = checked(replace(problem, phase="forward-backward", dtype=dtype))
-    step.warm_up_and_verify(cpu())
+    step = prepare(replace(problem, phase="forward-backward", dtype=dtype))
+    step.warm_up_and_verify(open_cpu())
     assert step.verdict.details["gradient_error"] > 0
     assert step.verdict.error < (1e-5 if dtype == "float32" else 0.03)
 
@@ -75,8 +76,8 @@ def test_a_forward_and_backward_is_right(problem, dtype):
 @pytest.mark.parametrize("optimizer", ["adamw", "adamw-fused"])
 def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypatch):
     problem = replace(GPT2, phase="step", optimizer=optimizer)
-    step = checked(problem)
-    step.warm_up_and_verify(cpu())
+    step = prepare(problem)
+    step.warm_up_and_verify(open_cpu())
     step.poison_outputs()
     for launch in (*step.launches, *step.launches):
         launch()
@@ -89,48 +90,48 @@ def test_a_step_runs_its_optimizer_and_keeps_its_parameters(optimizer, monkeypat
         step.verify_last_outputs()
 
 
-def test_checkpointing_changes_no_answer():
+def test_checkpointing_does_not_change_the_results():
     problem = replace(GPT2, phase="forward-backward")
-    plain, again = checked(problem), checked(replace(problem, checkpointing=True))
-    for one, other in zip(plain.launches[0](), again.launches[0](), strict=True):
-        assert torch.allclose(one, other)
+    plain, checkpointed = prepare(problem), prepare(replace(problem, checkpointing=True))
+    for plain_result, checkpointed_result in zip(plain.launches[0](), checkpointed.launches[0](), strict=True):
+        assert torch.allclose(plain_result, checkpointed_result)
 
 
-class ProductDtypes(TorchDispatchMode):
+class MatmulDtypes(TorchDispatchMode):
     """A dispatch mode that collects the dtypes of the operands of all matmuls."""
 
     def __init__(self):
         super().__init__()
-        self.found = set()
+        self.dtypes = set()
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         if function.name() in ("aten::mm", "aten::bmm", "aten::addmm"):
-            self.found |= {each.dtype for each in arguments if isinstance(each, torch.Tensor)}
+            self.dtypes |= {each.dtype for each in arguments if isinstance(each, torch.Tensor)}
         return function(*arguments, **(keywords or {}))
 
 
-@STYLES
+@each_style
 def test_autocast_keeps_parameters_in_float32_and_multiplies_in_its_dtype(problem):
     problem = replace(problem, phase="forward-backward", dtype="bfloat16", autocast=True)
-    step = checked(problem)
-    step.warm_up_and_verify(cpu())
+    step = prepare(problem)
+    step.warm_up_and_verify(open_cpu())
     assert 1e-4 < step.verdict.error < 0.03
-    with ProductDtypes() as products:
+    with MatmulDtypes() as matmuls:
         losses, *gradients = step.launches[0]()
-    assert products.found == {torch.bfloat16}
+    assert matmuls.dtypes == {torch.bfloat16}
     assert {losses.dtype, *(each.dtype for each in gradients)} == {torch.float32}
     assert step.prepared.extra_bytes_per_set == 4 * problem.count_parameters(SHAPE)
     assert problem.count_bytes(SHAPE) == 2 * step.prepared.extra_bytes_per_set
 
 
-def test_autocast_to_what_parameters_are_is_unsupported():
-    assert "remove --autocast" in TorchModel().explain_unsupported_problem(cpu(), replace(GPT2, autocast=True))
+def test_autocast_to_the_dtype_of_the_parameters_is_unsupported():
+    assert "remove --autocast" in TorchModel().explain_unsupported_problem(open_cpu(), replace(GPT2, autocast=True))
 
 
-class Altering(SdpaMath):
+class ParameterChanging(SdpaMath):
     """An attention kernel that changes a parameter of its model."""
 
-    name = "altering"
+    name = "parameter-changing"
     network = None
 
     def attend(self, shape, q, k, v):
@@ -139,46 +140,46 @@ class Altering(SdpaMath):
         return super().attend(shape, q, k, v)
 
 
-def test_the_reference_of_altered_parameters_is_not_passed_on(monkeypatch):
+def test_the_reference_of_changed_parameters_is_not_cached(monkeypatch):
     problem = replace(GPT2, seed=13)
     monkeypatch.setattr(
-        torch_model, "initialize_weights", lambda network, generator: setattr(Altering, "network", network)
+        torch_model, "initialize_weights", lambda network, generator: setattr(ParameterChanging, "network", network)
     )
     with pytest.raises(WrongResultError, match=r"changed its operands: head\.norm\.weight"):
-        checked(problem, TorchModel(f"{__name__}:Altering")).warm_up_and_verify(cpu())
-    assert not get_reference_cache(problem, SHAPE, cpu().device)
+        prepare(problem, TorchModel(f"{__name__}:ParameterChanging")).warm_up_and_verify(open_cpu())
+    assert not get_reference_cache(problem, SHAPE, open_cpu().device)
 
 
-class Faulty(SdpaMath):
+class WithoutMask(SdpaMath):
     """An attention kernel without a causal mask, so that each token also attends to later tokens."""
 
-    name = "faulty"
+    name = "without-mask"
 
     def attend(self, shape, q, k, v):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v)
 
 
-class Rounded(SdpaMath):
+class SmallGradients(SdpaMath):
     """An attention kernel with a right output, but with gradients that are only 0.2 times the right ones."""
 
-    name = "rounded"
+    name = "small-gradients"
 
     def attend(self, shape, q, k, v):
-        output = super().attend(shape, q, k, v * 1.0)
+        output = super().attend(shape, q, k, v)
         return output.detach() * 0.8 + output * 0.2
 
 
-@pytest.mark.parametrize(("kind", "phase"), [(Faulty, "forward"), (Rounded, "forward-backward")])
+@pytest.mark.parametrize(("kind", "phase"), [(WithoutMask, "forward"), (SmallGradients, "forward-backward")])
 def test_a_wrong_attention_shows_in_the_model(kind, phase):
     kernel = TorchModel(f"{__name__}:{kind.__name__}")
     with pytest.raises(WrongResultError):
-        checked(replace(GPT2, phase=phase, dtype="bfloat16"), kernel, ModelShape(2, 64)).warm_up_and_verify(cpu())
+        prepare(replace(GPT2, phase=phase, dtype="bfloat16"), kernel, ModelShape(2, 64)).warm_up_and_verify(open_cpu())
 
 
-class Sequential(TorchAttention):
+class ForwardOnly(TorchAttention):
     """An attention kernel without a backward pass, for tensors [batch, sequence, heads, head dimension]."""
 
-    name = "sequential"
+    name = "forward-only"
     layout = "bshd"
     directions = ("fwd",)
     dtypes = ("float32",)
@@ -191,45 +192,46 @@ class Sequential(TorchAttention):
         return SdpaMath().attend(shape, *(each.transpose(1, 2) for each in (q, k, v))).transpose(1, 2)
 
 
-def test_an_attention_of_forward_alone_has_that_phase_alone():
-    kernel = TorchModel(f"{__name__}:Sequential")
-    checked(LLAMA, kernel).warm_up_and_verify(cpu())
+def test_an_attention_kernel_without_a_backward_pass_supports_only_the_forward_phase():
+    kernel = TorchModel(f"{__name__}:ForwardOnly")
+    prepare(LLAMA, kernel).warm_up_and_verify(open_cpu())
     assert "--direction fwd+bwd: use fwd" in kernel.explain_unsupported_problem(
-        cpu(), replace(LLAMA, phase="forward-backward")
+        open_cpu(), replace(LLAMA, phase="forward-backward")
     )
 
 
-def test_what_an_attention_cannot_the_model_cannot():
+def test_a_model_supports_only_what_its_attention_kernel_supports():
     assert attention_kernel("sdpa-flash").name in TorchModel("sdpa-flash").explain_unsupported_shape(
         replace(GPT2, d_model=4 * 6), SHAPE
     )
-    assert "does not support float16" in TorchModel().explain_unsupported_problem(cpu(), replace(GPT2, dtype="float16"))
+    float16_problem = replace(GPT2, dtype="float16")
+    assert "does not support float16" in TorchModel().explain_unsupported_problem(open_cpu(), float16_problem)
 
 
-def test_a_compiled_model_is_compiled_for_each_shape_anew(monkeypatch):
-    asked = []
-    monkeypatch.setattr(torch, "compile", lambda network, **options: asked.append(options) or network)
-    monkeypatch.setattr(torch.compiler, "reset", lambda: asked.append("reset"))
-    checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(cpu())
-    assert asked == ["reset", {"dynamic": False}]
+def test_a_model_is_compiled_again_for_each_shape(monkeypatch):
+    compile_calls = []
+    monkeypatch.setattr(torch, "compile", lambda network, **options: compile_calls.append(options) or network)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: compile_calls.append("reset"))
+    prepare(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(open_cpu())
+    assert compile_calls == ["reset", {"dynamic": False}]
 
 
-def test_a_compiled_model_is_held_to_the_same_reference(monkeypatch):
+def test_a_compiled_model_with_wrong_results_is_refused(monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda network, **options: lambda *batch: network(*batch) * 1.5)
     with pytest.raises(WrongResultError):
-        checked(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(cpu())
+        prepare(GPT2, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(open_cpu())
 
 
-def test_what_dynamo_makes_of_a_model_is_one_graph_and_right(monkeypatch):
+def test_dynamo_makes_one_graph_of_a_model_and_its_results_are_right(monkeypatch):
     graphs = []
     compiled = functools.partial(torch.compile, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
     monkeypatch.setattr(torch, "compile", compiled)
     problem = replace(GPT2, phase="forward-backward", layers=1, dtype="bfloat16", autocast=True)
-    checked(problem, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(cpu())
+    prepare(problem, make_kernel(make_operation("model"), "compiled[sdpa-math]")).warm_up_and_verify(open_cpu())
     assert len(graphs) == 1
 
 
-def test_a_launch_of_a_step_is_a_step_to_mamf_profile(run, monkeypatch):
+def test_mamf_profile_counts_each_launch_of_a_step(run, monkeypatch):
     """Check that ``mamf profile`` counts the steps of ``mamf run``. ``mamf autoprofile`` profiles models this way."""
     sizes = [f"{name}={value}" for name, value in TINY.items() if name != "dtype"]
     model = ["torch[sdpa]", "--operation", "model", "--shape", "b2s16", "--set", *sizes, "phase=step"]

@@ -16,7 +16,7 @@ SHAPE = MatmulShape(96, 80, 64)
 PROBLEM = MatmulProblem()
 
 
-def prepared(backend, name, problem=PROBLEM, shape=SHAPE, **options):
+def prepare_kernel(backend, name, problem=PROBLEM, shape=SHAPE, **options):
     return make_matmul_kernel(name).prepare(
         backend, problem, shape, backend.make_operand_pool(problem.data, problem.seed), **options
     )
@@ -50,16 +50,18 @@ class TestTunableOp(KernelContract):
         return MatmulProblem("float32", "float32")
 
 
-@pytest.mark.parametrize("before", [{"enabled": False, "tuning": False}, {"enabled": True, "tuning": False}], ids=str)
-def test_tuning_is_on_while_the_kernel_runs_and_then_as_it_was(rocm, tunable, before):
-    tunable.update(before)
+@pytest.mark.parametrize(
+    "initial_state", [{"enabled": False, "tuning": False}, {"enabled": True, "tuning": False}], ids=str
+)
+def test_tuning_is_on_while_the_kernel_runs_and_is_restored_afterward(rocm, tunable, initial_state):
+    tunable.update(initial_state)
     with make_matmul_kernel("tunableop").apply_settings(rocm.kind(0), MatmulProblem("float32", "float32")):
         assert tunable == {"enabled": True, "tuning": True}
         assert torch.get_float32_matmul_precision() == "highest"
-    assert tunable == before
+    assert tunable == initial_state
 
 
-def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
+def test_tuning_is_restored_after_an_error(rocm, tunable):
     with pytest.raises(ValueError), make_matmul_kernel("tunableop").apply_settings(rocm.kind(0), PROBLEM):
         raise ValueError
     assert tunable == {"enabled": False, "tuning": False}
@@ -69,7 +71,7 @@ def test_tuning_is_as_it_was_after_an_error_too(rocm, tunable):
 
 
 @pytest.fixture
-def compiling():
+def compiling_cpu():
     """Return the CPU backend. Skip the test if Inductor cannot compile for this CPU."""
     backend = open_backend("cpu")
     if reason := make_matmul_kernel("compiled").explain_unavailability(backend):
@@ -77,9 +79,9 @@ def compiling():
     return backend
 
 
-def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
-    pool = compiling.make_operand_pool("normal", 0)
-    ready = make_matmul_kernel("compiled").prepare(compiling, PROBLEM, SHAPE, pool)
+def test_a_compiled_matmul_is_right_and_returns_a_new_output(compiling_cpu):
+    pool = compiling_cpu.make_operand_pool("normal", 0)
+    ready = make_matmul_kernel("compiled").prepare(compiling_cpu, PROBLEM, SHAPE, pool)
     c = pool.take_buffer("c", SHAPE.element_counts["c"], PROBLEM.out_dtype, fill=False)
     assert verified(ready).ok
     assert c.isnan().all()
@@ -88,19 +90,20 @@ def test_a_compiled_product_is_right_and_returns_its_own_output(compiling):
     assert output.data_ptr() != c.data_ptr()
 
 
-def test_more_shapes_are_compiled_than_dynamo_keeps_of_one_function(compiling):
+def test_more_shapes_are_compiled_than_dynamo_allows_for_one_function(compiling_cpu):
     """Compile ten shapes. Dynamo compiles a function at most eight times; with ``fullgraph``, the ninth time fails."""
     for k in range(8, 88, 8):
-        assert verified(prepared(compiling, "compiled", MatmulProblem("float32", "float32"), MatmulShape(8, 8, k))).ok
+        problem = MatmulProblem("float32", "float32")
+        assert verified(prepare_kernel(compiling_cpu, "compiled", problem, MatmulShape(8, 8, k))).ok
 
 
-def test_what_compiles_for_long_is_tried_only_when_asked_for(compiling):
+def test_a_kernel_that_compiles_slowly_is_tried_only_if_the_user_names_it(compiling_cpu):
     problem = MatmulProblem("float32", "float32")
-    assert [each.name for each in choose_search_kernels(compiling, problem)] == ["torch.mm"]
-    assert [each.name for each in choose_search_kernels(compiling, problem, ["compiled"])] == ["compiled"]
+    assert [each.name for each in choose_search_kernels(compiling_cpu, problem)] == ["torch.mm"]
+    assert [each.name for each in choose_search_kernels(compiling_cpu, problem, ["compiled"])] == ["compiled"]
 
 
-def test_without_a_compiler_it_is_said(monkeypatch):
+def test_a_missing_compiler_makes_the_compiled_kernel_unavailable(monkeypatch):
     monkeypatch.setattr("shutil.which", lambda name: None)
     reason = make_matmul_kernel("compiled").explain_unavailability(open_backend("cpu"))
     assert "C++ compiler" in reason.reason
@@ -128,7 +131,7 @@ def test_a_function_that_this_torch_lacks_makes_its_kernel_unavailable(rocm, mon
 
 def test_a_torch_without_grouped_mm_says_how_to_get_it(monkeypatch):
     if not hasattr(torch.nn.functional, "grouped_mm"):
-        pytest.skip("this torch has none")
+        pytest.skip("this torch has no grouped_mm")
     grouped_mm, cpu = make_kernel(make_operation("grouped"), "F.grouped_mm"), open_backend("cpu")
     assert grouped_mm.explain_unavailability(cpu) is None
     monkeypatch.delattr(torch.nn.functional, "grouped_mm")
@@ -140,7 +143,7 @@ def test_a_torch_without_grouped_mm_says_how_to_get_it(monkeypatch):
 INT_MM = ("matmul", "int_mm", torch, "_int_mm", {"dtype": "int8"})
 SCALED = ("matmul", "F.scaled_mm", torch.nn.functional, "scaled_mm", {"dtype": "mxfp8"})
 GROUPED = ("grouped", "F.grouped_mm", torch.nn.functional, "grouped_mm", {"dtype": "bfloat16"})
-BROKEN = RuntimeError("CUDA error: an illegal memory access was encountered")
+BROKEN_LAUNCH = RuntimeError("CUDA error: an illegal memory access was encountered")
 REFUSED = (
     (INT_MM, NotImplementedError("Could not run 'aten::_int_mm.out' with arguments from the 'CPU' backend.")),
     (INT_MM, RuntimeError("itensor_view_from_dense expects float/bfloat16/half/int8/fp8 tensor input")),
@@ -156,28 +159,28 @@ REFUSED = (
     ("case", "error", "status"),
     [
         *((case, error, "unsupported") for case, error in REFUSED),
-        *((case, BROKEN, "failed") for case in (INT_MM, SCALED, GROUPED)),
+        *((case, BROKEN_LAUNCH, "failed") for case in (INT_MM, SCALED, GROUPED)),
     ],
 )
-def test_a_launch_that_torch_refuses_is_told_from_one_that_breaks(monkeypatch, case, error, status):
+def test_a_launch_that_torch_refuses_is_unsupported_and_one_that_breaks_has_failed(monkeypatch, case, error, status):
     def refuse(*operands, **options):
         raise error
 
     name, kernel_name, owner, function, fields = case
     if not hasattr(owner, function):
-        pytest.skip("this torch has none")
+        pytest.skip(f"this torch has no {function}")
     monkeypatch.setattr(owner, function, refuse)
-    of, cpu = make_operation(name), open_backend("cpu")
-    shape = of.parse_shape("e6t96n32k64" if name == "grouped" else "96x256x384")
+    operation, cpu = make_operation(name), open_backend("cpu")
+    shape = operation.parse_shape("e6t96n32k64" if name == "grouped" else "96x256x384")
     pool = cpu.make_operand_pool("normal", 0)
-    problem = of.make_problem(cpu, fields)
+    problem = operation.make_problem(cpu, fields)
     row = measure_row(
-        make_kernel(of, kernel_name), problem, shape, BurstRegime(cpu), pool, StoppingRule(max_seconds=0.0)
+        make_kernel(operation, kernel_name), problem, shape, BurstRegime(cpu), pool, StoppingRule(max_seconds=0.0)
     )
     assert (row.status, str(error)[:60] in row.reason) == (status, True)
 
 
-def test_the_other_kernels_are_found_without_it(monkeypatch):
+def test_a_search_tries_the_other_kernels_if_torch_lacks_int_mm(monkeypatch):
     monkeypatch.delattr(torch, "_int_mm")
     cpu = open_backend("cpu")
     assert [each.name for each in choose_search_kernels(cpu, MatmulProblem("float32", "float32"))] == ["torch.mm"]

@@ -8,7 +8,7 @@ from mamf.plugins.discovery import list_kernel_names, make_kernel, make_operatio
 from mamf.testing import AttentionKernelContract, OperationContract, SimulatedBackend
 
 #: For each operation: a kernel that runs on any CPU.
-OF_CPU = {
+CPU_KERNELS = {
     "attention": lambda: make_kernel(AttentionOperation(), "sdpa-math"),
     "bandwidth": lambda: make_kernel(make_operation("bandwidth"), "torch"),
     "batched": lambda: make_kernel(make_operation("batched"), "torch.bmm"),
@@ -20,7 +20,7 @@ OF_CPU = {
     "model": lambda: make_kernel(make_operation("model"), "torch[sdpa-math]"),
     "overlap": lambda: make_kernel(make_operation("overlap"), "pair"),
 }
-SMALL = {
+SMALL_SHAPES = {
     "attention": "b1h2q64k64d32c",
     "bandwidth": "64KiB",
     "batched": "3x48x40x32",
@@ -32,20 +32,20 @@ SMALL = {
     "overlap": "96x80x64+64KiB",
 }
 #: For operations whose default problem is large even with a small shape: the fields of a small problem.
-FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_heads": 2, "vocabulary": 97}}
+SMALL_PROBLEM_FIELDS = {"model": {"d_model": 32, "d_ff": 64, "layers": 1, "heads": 2, "kv_heads": 2, "vocabulary": 97}}
 
 
-@pytest.mark.parametrize("name", OF_CPU)
+@pytest.mark.parametrize("name", CPU_KERNELS)
 def test_no_kernel_of_a_real_device_is_available_in_virtual_time(name):
-    of = make_operation(name)
-    for each in list_kernel_names(of):
-        unavailable = make_kernel(of, each).explain_unavailability(SimulatedBackend())
-        assert unavailable is not None, each
+    operation = make_operation(name)
+    for kernel_name in list_kernel_names(operation):
+        unavailable = make_kernel(operation, kernel_name).explain_unavailability(SimulatedBackend())
+        assert unavailable is not None, kernel_name
         assert unavailable.reason
         assert unavailable.remedy
 
 
-@pytest.mark.parametrize("name", OF_CPU)
+@pytest.mark.parametrize("name", CPU_KERNELS)
 class TestOperation(OperationContract):
     @pytest.fixture
     def backend(self):
@@ -53,17 +53,19 @@ class TestOperation(OperationContract):
 
     @pytest.fixture
     def operation(self, name, monkeypatch):
-        found = make_operation(name)
-        usual = found.make_problem
+        operation = make_operation(name)
+        make_problem = operation.make_problem
         monkeypatch.setattr(
-            found, "make_problem", lambda backend, asked: usual(backend, {**FIELDS.get(name, {}), **asked})
+            operation,
+            "make_problem",
+            lambda backend, fields: make_problem(backend, {**SMALL_PROBLEM_FIELDS.get(name, {}), **fields}),
         )
-        found.shape_example = SMALL.get(name, found.shape_example)
-        return found
+        operation.shape_example = SMALL_SHAPES.get(name, operation.shape_example)
+        return operation
 
     @pytest.fixture
     def kernel(self, name):
-        return OF_CPU[name]()
+        return CPU_KERNELS[name]()
 
 
 @pytest.mark.parametrize("name", ["sdpa", "sdpa-math", "sdpa-flash", "eager"])

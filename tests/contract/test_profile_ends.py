@@ -35,12 +35,12 @@ for _ in range(8):
 HOOKS = """
 import torch
 model = torch.nn.Sequential(*(torch.nn.Linear(64, 64) for _ in range(4)))
-optimizers = {each: torch.optim.SGD([each]) for each in model.parameters()}
+optimizers = {parameter: torch.optim.SGD([parameter]) for parameter in model.parameters()}
 def step(parameter):
     optimizers[parameter].step()
     optimizers[parameter].zero_grad()
-for each in model.parameters():
-    each.register_post_accumulate_grad_hook(step)
+for parameter in model.parameters():
+    parameter.register_post_accumulate_grad_hook(step)
 for number in range(12):
     model(torch.ones(8, 64)).sum().backward()
     print("pass", number, flush=True)
@@ -67,40 +67,40 @@ def run(tmp_path):
     return start
 
 
-def test_a_process_that_ends_at_once_leaves_its_profile(run, tmp_path):
-    ended = run(f"{TRAINING}\nsteps(5)\nos._exit(7)", "--output", "step.jsonl", "--trace", "trace.json")
-    assert ended.returncode == 7
-    assert ": 2 steps of" in ended.stdout
+def test_a_process_that_calls_os_exit_still_writes_its_profile(run, tmp_path):
+    process = run(f"{TRAINING}\nsteps(5)\nos._exit(7)", "--output", "step.jsonl", "--trace", "trace.json")
+    assert process.returncode == 7
+    assert ": 2 steps of" in process.stdout
     assert read_profile_or_none(tmp_path / "step.jsonl")[1].steps == 2
     assert (tmp_path / "trace.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "message"),
     [
         (9, ": 2 steps of"),
         (4, ": 1 step of"),
         (2, "mamf: nothing was profiled: the script took 2 of 5 steps"),
     ],
 )
-def test_sigterm_reports_the_steps_until_then(run, tmp_path, count, said):
-    ended = run(f"{TRAINING}\nsteps({count})\nos.kill(os.getpid(), signal.SIGTERM)", "--output", "step.jsonl")
-    assert ended.returncode == -signal.SIGTERM
-    assert said in ended.stdout + ended.stderr
+def test_sigterm_reports_the_steps_until_then(run, tmp_path, count, message):
+    process = run(f"{TRAINING}\nsteps({count})\nos.kill(os.getpid(), signal.SIGTERM)", "--output", "step.jsonl")
+    assert process.returncode == -signal.SIGTERM
+    assert message in process.stdout + process.stderr
     assert (tmp_path / "step.jsonl").exists() == (count > 2)
 
 
 def test_sigterm_waits_for_the_end_of_a_backward_pass(run):
-    ended = run(HOOKS.replace("optimizers[parameter].zero_grad()", TERMINATE))
-    assert ended.returncode == -signal.SIGTERM
-    assert ": 1 step of" in ended.stdout
+    process = run(HOOKS.replace("optimizers[parameter].zero_grad()", TERMINATE))
+    assert process.returncode == -signal.SIGTERM
+    assert ": 1 step of" in process.stdout
 
 
 @pytest.mark.parametrize(("option", "passes"), [("--nvtx", 12), ("--stop", 4)])
 def test_optimizers_that_step_within_backward_end_one_step(run, tmp_path, option, passes):
-    ended = run(HOOKS, option, "--output", "step.jsonl")
-    assert ended.returncode == 0, ended.stderr
-    assert sum(line.startswith("pass ") for line in ended.stdout.splitlines()) == passes
+    process = run(HOOKS, option, "--output", "step.jsonl")
+    assert process.returncode == 0, process.stderr
+    assert sum(line.startswith("pass ") for line in process.stdout.splitlines()) == passes
     _, profile = read_profile_or_none(tmp_path / "step.jsonl")
     assert profile.steps == 2
     # The matmuls of a step: 4 in the forward pass, 4 for the gradients of the weights, and 3 for the gradients of the
@@ -109,11 +109,11 @@ def test_optimizers_that_step_within_backward_end_one_step(run, tmp_path, option
 
 
 def test_all_ranks_are_profiled_and_stop_together(run, tmp_path):
-    ended = run(DISTRIBUTED, "--ranks", "all", "--stop", "--output", "ranks", ranks=2)
-    assert ended.returncode == 0, ended.stderr
-    assert "train.py on the CPU: 2 steps" in ended.stdout
+    process = run(DISTRIBUTED, "--ranks", "all", "--stop", "--output", "ranks", ranks=2)
+    assert process.returncode == 0, process.stderr
+    assert "train.py on the CPU: 2 steps" in process.stdout
     assert sorted(path.name for path in (tmp_path / "ranks").iterdir()) == ["rank-0.jsonl", "rank-1.jsonl"]
-    shown = subprocess.run(
+    show_process = subprocess.run(
         [sys.executable, "-m", "mamf", "show", "ranks"], cwd=tmp_path, capture_output=True, text=True
     )
-    assert "train.py on 2 ranks: 2 x the CPU" in shown.stdout
+    assert "train.py on 2 ranks: 2 x the CPU" in show_process.stdout

@@ -49,22 +49,13 @@ def gemm(A, B, out, C=None, bias=None, alpha=1.0, beta=1.0, *, config=None):
 
 
 @pytest.fixture
-def launched():
-    return []
-
-
-@pytest.fixture
-def device(cuda, launched, monkeypatch):
+def device(cuda, monkeypatch):
     """Return a simulated H100 with a simulated quack-kernels."""
-
-    def product(A, B, out, *arguments, config=None, **options):
-        launched.append(config)
-        gemm(A, B, out, *arguments, config=config, **options)
 
     contents = {
         "quack": {},
         "quack.gemm_config": {"GemmConfig": GemmConfig},
-        "quack.gemm_interface": {"gemm_tuned": SimpleNamespace(fn=product)},
+        "quack.gemm_interface": {"gemm_tuned": SimpleNamespace(fn=gemm)},
     }
     for name, content in contents.items():
         module = types.ModuleType(name)
@@ -88,14 +79,14 @@ class TestQuack(KernelContract):
         return MatmulProblem(request.param, request.param)
 
 
-def row_of(name, device):
+def measure_one_row(name, device):
     pool = device.make_operand_pool("normal", 0)
     return measure_row(
         make_matmul_kernel(name), PROBLEM, SHAPE, BurstRegime(device), pool, StoppingRule(max_seconds=0.0)
     )
 
 
-def test_its_configurations_are_ranked_by_the_regime(device):
+def test_configurations_are_variants_and_a_configuration_is_its_only_variant(device):
     variants = make_matmul_kernel("quack").list_variants(device, PROBLEM, SHAPE)
     assert len({variant.name for variant in variants}) == len(variants) >= 4
     assert all(make_matmul_kernel(variant.name).name == variant.name for variant in variants)
@@ -105,7 +96,7 @@ def test_its_configurations_are_ranked_by_the_regime(device):
 
 
 @pytest.mark.parametrize("layout", MATMUL_LAYOUTS)
-def test_rows_in_memory_must_be_aligned(layout):
+def test_a_shape_with_unaligned_rows_is_unsupported(layout):
     problem = MatmulProblem(layout=layout)
     assert make_matmul_kernel("quack").explain_unsupported_shape(problem, MatmulShape(64, 64, 64)) is None
     assert "multiple of 8" in make_matmul_kernel("quack").explain_unsupported_shape(problem, MatmulShape(64, 60, 64))
@@ -113,25 +104,25 @@ def test_rows_in_memory_must_be_aligned(layout):
 
 @pytest.mark.parametrize("problem", [MatmulProblem("bfloat16", "float32"), MatmulProblem("int8", "int32"),
                                      MatmulProblem(fast_accumulation=True)], ids=str)  # fmt: skip
-def test_what_it_cannot_do_is_said_in_a_line(device, problem):
+def test_an_unsupported_problem_is_explained(device, problem):
     assert make_matmul_kernel("quack").explain_unsupported_problem(device, problem)
 
 
 def test_a_quack_of_another_release_is_unsupported(device, monkeypatch):
     monkeypatch.delattr(sys.modules["quack.gemm_interface"], "gemm_tuned")
-    row = row_of("quack", device)
+    row = measure_one_row("quack", device)
     assert (row.status, "differs from 0.6" in row.reason) == ("unsupported", True)
 
 
 def test_a_configuration_that_quack_refuses_is_unsupported(device, monkeypatch):
-    def refusing(*arguments, **options):
+    def refuse(*arguments, **options):
         raise AssertionError("tile_n must be a multiple of 16")
 
-    monkeypatch.setattr(sys.modules["quack.gemm_interface"].gemm_tuned, "fn", refusing)
-    assert row_of("quack", device).status == "unsupported"
+    monkeypatch.setattr(sys.modules["quack.gemm_interface"].gemm_tuned, "fn", refuse)
+    assert measure_one_row("quack", device).status == "unsupported"
 
 
-def test_without_it_or_its_hardware_it_says_what_would_help(cuda, monkeypatch):
+def test_without_quack_or_its_hardware_the_reason_says_what_is_missing(cuda, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name, package=None: None)
     assert (
         make_matmul_kernel("quack").explain_unavailability(cuda.kind(0)).remedy
@@ -141,7 +132,7 @@ def test_without_it_or_its_hardware_it_says_what_would_help(cuda, monkeypatch):
 
 
 @pytest.mark.skipif(not IS_INSTALLED, reason="quack-kernels is not installed")
-def test_the_simulated_quack_is_as_the_installed_one():
+def test_the_simulated_quack_has_the_parameters_of_the_installed_one():
     real = importlib.import_module("quack.gemm_config").GemmConfig
     assert list(inspect.signature(GemmConfig).parameters) == list(inspect.signature(real).parameters)
     parameters = inspect.signature(importlib.import_module("quack.gemm_interface").gemm_tuned.fn).parameters

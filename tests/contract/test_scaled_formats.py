@@ -33,12 +33,12 @@ def backend():
     return open_backend("cpu")
 
 
-def prepared(backend, name, dtype, shape=SHAPE, **options):
+def prepare_kernel(backend, name, dtype, shape=SHAPE, **options):
     problem = MatmulProblem(dtype)
     return make_matmul_kernel(name).prepare(backend, problem, shape, backend.make_operand_pool("normal", 0), **options)
 
 
-def measured(kernel, backend, problem):
+def measure(kernel, backend, problem):
     pool = backend.make_operand_pool(problem.data, problem.seed)
     return measure_row(kernel, problem, SHAPE, BurstRegime(backend), pool, StoppingRule(max_seconds=0.0))
 
@@ -64,21 +64,21 @@ class TestOnCpu(KernelContract):
 
 def test_every_format_has_its_kernels(backend):
     for dtype in SCALED_DTYPES:
-        able = {
+        supporting_kernels = {
             name
             for name in find_entry_points_by_name(MATMUL_KERNEL_GROUP)
             if make_matmul_kernel(name).explain_unsupported_problem(backend, MatmulProblem(dtype)) is None
         }
         # cublaslt-scaled, which needs an NVIDIA device, supports all formats except mxfp4, which cuBLASLt lacks.
-        assert able - {"cublaslt-scaled"} == {"F.scaled_mm", "dequantized"}
-        assert ("cublaslt-scaled" in able) == (dtype != "mxfp4")
+        assert supporting_kernels - {"cublaslt-scaled"} == {"F.scaled_mm", "dequantized"}
+        assert ("cublaslt-scaled" in supporting_kernels) == (dtype != "mxfp4")
         assert choose_matmul_kernel(backend, MatmulProblem(dtype)).name == "F.scaled_mm"
 
 
 # -- a simulated library that supports all formats ---------------------------------------------------------------------
 
 
-def unswizzled(flat, rows, columns):
+def unswizzle(flat, rows, columns):
     """Return swizzled scales as a matrix (rows, columns), using the formula in the documentation of cuBLAS."""
     tiles = -(-columns // 4)
     assert flat.is_contiguous()
@@ -93,7 +93,7 @@ def unswizzled(flat, rows, columns):
     return flat.float()[torch.tensor(index)]
 
 
-def values_of(operand, scale, recipe, swizzle_scales):
+def dequantize_operand(operand, scale, recipe, swizzle_scales):
     """Dequantize an operand (rows, K). Check the shapes and strides of its scales as torch's CUDA code does."""
     if operand.dtype == torch.float4_e2m1fn_x2:
         codes = operand.view(torch.uint8)
@@ -104,19 +104,19 @@ def values_of(operand, scale, recipe, swizzle_scales):
     rows, k = values.shape
     if recipe == ScalingType.RowWise:
         return values * scale.reshape(rows, 1)
-    high, wide = BLOCKS[recipe]
+    block_rows, block_columns = BLOCKS[recipe]
     if recipe == ScalingType.BlockWise1x128:
         assert (scale.shape, scale.stride()) == ((rows, k // 128), (1, rows))
     elif recipe == ScalingType.BlockWise128x128:
-        padded = -(-k // 128 // 4) * 4
-        assert (scale.shape, scale.stride()) == ((padded, rows // 128), (1, padded))
+        padded_columns = -(-k // 128 // 4) * 4
+        assert (scale.shape, scale.stride()) == ((padded_columns, rows // 128), (1, padded_columns))
         scale = scale.t()[:, : k // 128]
     else:
         assert swizzle_scales == SwizzleType.SWIZZLE_32_4_4
-        kinds = {32: torch.float8_e8m0fnu, 16: torch.float8_e4m3fn}
-        assert scale.dtype == kinds[wide]
-        scale = unswizzled(scale, rows, k // wide)
-    return values * scale.repeat_interleave(high, 0).repeat_interleave(wide, 1)
+        scale_dtypes = {32: torch.float8_e8m0fnu, 16: torch.float8_e4m3fn}
+        assert scale.dtype == scale_dtypes[block_columns]
+        scale = unswizzle(scale, rows, k // block_columns)
+    return values * scale.repeat_interleave(block_rows, 0).repeat_interleave(block_columns, 1)
 
 
 def simulated_scaled_mm(
@@ -125,8 +125,8 @@ def simulated_scaled_mm(
     if recipe_a == ScalingType.RowWise:
         assert (scale_a.shape, scale_b.shape) == ((a.shape[0], 1), (1, b.shape[1]))
         assert scale_b.stride(1) == 1
-    left = values_of(a, scale_a, recipe_a, swizzle_a)
-    right = values_of(b.t(), scale_b, recipe_b, swizzle_b)
+    left = dequantize_operand(a, scale_a, recipe_a, swizzle_a)
+    right = dequantize_operand(b.t(), scale_b, recipe_b, swizzle_b)
     return (left @ right.t()).to(output_dtype)
 
 
@@ -136,13 +136,13 @@ def blackwell(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", SCALED_DTYPES)
-def test_operands_and_scales_lie_as_the_library_reads_them(backend, blackwell, dtype):
-    assert verified(prepared(backend, "F.scaled_mm", dtype, sets=2)).ok
+def test_operands_and_scales_have_the_layout_that_the_library_reads(backend, blackwell, dtype):
+    assert verified(prepare_kernel(backend, "F.scaled_mm", dtype, sets=2)).ok
 
 
 @pytest.mark.parametrize("dtype", SCALED_DTYPES)
-def test_the_error_of_quantizing_is_told_apart(backend, blackwell, dtype):
-    row = measured(FunctionalScaledMm(), backend, MatmulProblem(dtype))
+def test_the_quantization_error_is_reported_separately(backend, blackwell, dtype):
+    row = measure(FunctionalScaledMm(), backend, MatmulProblem(dtype))
     assert row.ok, row.reason
     assert row.relative_error < 4e-3
     # The range is wide, because mamf computes this error from 16 x 16 entries, which it draws anew each time.
@@ -161,35 +161,35 @@ class OffByAScale(FunctionalScaledMm):
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in SCALED_DTYPES if dtype != "fp8_rowwise"])
 def test_scales_of_another_row_are_wrong(backend, blackwell, dtype):
-    assert measured(OffByAScale(), backend, MatmulProblem(dtype)).status == "wrong_result"
+    assert measure(OffByAScale(), backend, MatmulProblem(dtype)).status == "wrong_result"
 
 
 # -- unsupported problems and shapes, and byte counts ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("problem", "told"),
+    ("problem", "message"),
     [
         (MatmulProblem("mxfp8", layout="nn"), "--layout nt"),
         (MatmulProblem("mxfp8", "int32"), "writes C in bfloat16"),
         (MatmulProblem("mxfp8", fast_accumulation=True), "not support fast accumulation"),
     ],
 )
-def test_what_a_format_cannot_is_said(backend, problem, told):
-    for each in (FunctionalScaledMm(), DequantizedMatmul()):
-        assert told in each.explain_unsupported_problem(backend, problem)
+def test_an_unsupported_problem_is_explained(backend, problem, message):
+    for kernel in (FunctionalScaledMm(), DequantizedMatmul()):
+        assert message in kernel.explain_unsupported_problem(backend, problem)
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape", "told"),
+    ("dtype", "shape", "message"),
     [
         ("fp8_1x128_128x128", "128x64x128", "use a multiple of 128 for N"),
         ("mxfp8", "128x128x48", "of 32 for K"),
         ("fp8_rowwise", "128x8x64", "use a multiple of 16 for N"),
     ],
 )
-def test_blocks_must_be_whole(dtype, shape, told):
-    assert told in FunctionalScaledMm().explain_unsupported_shape(MatmulProblem(dtype), MatmulShape.parse(shape))
+def test_blocks_must_be_whole(dtype, shape, message):
+    assert message in FunctionalScaledMm().explain_unsupported_shape(MatmulProblem(dtype), MatmulShape.parse(shape))
 
 
 def test_bytes_are_those_of_values_and_scales():
@@ -204,5 +204,5 @@ def test_bytes_are_those_of_values_and_scales():
         "nvfp4": (128 + 256) * 32,
     }
     for dtype in SCALED_DTYPES:
-        read = values // DTYPES[dtype].scaled_format.values_per_byte + scales[dtype]
-        assert MatmulProblem(dtype).compute_work(shape).nbytes == read + 128 * 256 * 2
+        operand_bytes = values // DTYPES[dtype].scaled_format.values_per_byte + scales[dtype]
+        assert MatmulProblem(dtype).compute_work(shape).nbytes == operand_bytes + 128 * 256 * 2

@@ -9,16 +9,16 @@ from types import SimpleNamespace
 import pytest
 import simulated_vendors
 import torch
-from simulated_vendors import build_of_torch, h100
+from simulated_vendors import h100, make_version_module
 
 from mamf import torch_backend
 from mamf.backend import SensorReading, Unavailability
 
-OWN, OTHER = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)
+OWN_PROCESS, OTHER_PROCESS = SimpleNamespace(pid=os.getpid()), SimpleNamespace(pid=1)
 NULL_UUID = "00000000-0000-0000-0000-000000000000"
 
 
-def check_results_of(backend):
+def check_machine_by_name(backend):
     return {result.check_name: result for result in backend.check_machine()}
 
 
@@ -36,17 +36,17 @@ def test_the_timer_overhead_follows_from_kernels_of_known_cycles(cuda, calls, mo
 
 
 @pytest.mark.parametrize("launched_before", [0, 1])
-def test_the_timer_overhead_is_the_same_wherever_in_the_queue_it_is_estimated(cuda, monkeypatch, launched_before):
+def test_the_timer_overhead_does_not_depend_on_the_position_in_the_queue(cuda, monkeypatch, launched_before):
     """Check a device on which windows at even and odd positions of the queue differ by 0.28 us, like an H200."""
-    hertz, overhead = 1.98e9, 3e-6
-    windows = itertools.count(launched_before)
-    cycles, marks = [0], itertools.count()
+    clock_hz, overhead = 1.98e9, 3e-6
+    window_numbers = itertools.count(launched_before)
+    requested_cycles, mark_numbers = [0], itertools.count()
     backend = cuda.kind(0)
-    cuda.torch.cuda._sleep = cycles.append
-    monkeypatch.setattr(backend, "record_mark", lambda: (next(marks), cycles[-1]))
+    cuda.torch.cuda._sleep = requested_cycles.append
+    monkeypatch.setattr(backend, "record_mark", lambda: (next(mark_numbers), requested_cycles[-1]))
 
     def seconds_between(start, end):
-        return overhead + end[1] / hertz + (0.14e-6 if next(windows) % 2 else -0.14e-6)
+        return overhead + end[1] / clock_hz + (0.14e-6 if next(window_numbers) % 2 else -0.14e-6)
 
     monkeypatch.setattr(backend, "compute_seconds_between", seconds_between)
     assert backend.estimate_timer_overhead() == pytest.approx(overhead, abs=0.1e-6)
@@ -56,7 +56,7 @@ def test_the_timer_overhead_is_the_same_wherever_in_the_queue_it_is_estimated(cu
 
 
 def test_a_torch_without_cuda_is_named_with_its_version(cuda):
-    cuda.torch.version = build_of_torch()
+    cuda.torch.version = make_version_module()
     reason = cuda.kind.explain_unavailability()
     assert torch.__version__ in reason.reason
     assert "built without CUDA" in reason.reason
@@ -66,7 +66,7 @@ def test_a_torch_without_cuda_is_named_with_its_version(cuda):
 # -- which card ------------------------------------------------------------------------------------------------------
 
 
-def test_nvml_is_asked_by_uuid_where_torch_renumbers(cuda, calls):
+def test_nvml_finds_a_card_by_uuid_if_torch_renumbers_cards(cuda, calls):
     # With CUDA_VISIBLE_DEVICES=1, device 0 of torch is device 1 of NVML.
     cuda.module.devices[:] = [h100(1)]
     backend = cuda.kind(0)
@@ -75,13 +75,13 @@ def test_nvml_is_asked_by_uuid_where_torch_renumbers(cuda, calls):
     assert backend.telemetry.read().clock_hz == pytest.approx(1756e6)
 
 
-def test_nvidia_smi_is_told_the_drivers_number_not_torchs(cuda):
+def test_commands_of_nvidia_smi_use_the_index_of_the_driver_not_of_torch(cuda):
     cuda.module.devices[:] = [h100(1)]
     cuda.nvml.cards[1].limit = 500_000
     cuda.nvml.cards[1].persistence = 0
-    found = check_results_of(cuda.kind(0))
-    assert found["power limit"].command == "sudo nvidia-smi -i 1 -pl 700"
-    assert found["persistence mode"].command == "sudo nvidia-smi -i 1 -pm 1"
+    results = check_machine_by_name(cuda.kind(0))
+    assert results["power limit"].command == "sudo nvidia-smi -i 1 -pl 700"
+    assert results["persistence mode"].command == "sudo nvidia-smi -i 1 -pm 1"
 
 
 def test_a_hidden_uuid_falls_back_to_the_pci_address(cuda, calls):
@@ -92,10 +92,10 @@ def test_a_hidden_uuid_falls_back_to_the_pci_address(cuda, calls):
     assert not any(name == "by uuid" for name, *_ in calls)
 
 
-def test_two_cards_are_told_apart_without_naming_them(cuda):
+def test_the_hashes_of_two_cards_differ_and_do_not_reveal_the_uuid(cuda):
     hashes = [cuda.kind(index).info.uuid_hash for index in (0, 1)]
     assert len(set(hashes)) == 2
-    assert not any(part in h100(0).uuid for part in hashes)
+    assert not any(uuid_hash in h100(0).uuid for uuid_hash in hashes)
 
 
 # -- sensors ---------------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ def test_throttle_bits_are_named(cuda, bits, reasons):
 
 
 @pytest.mark.parametrize("how", ["missing", "refused"])
-def test_throttling_is_seen_under_its_old_name(cuda, how):
+def test_throttling_is_read_with_the_old_function_if_the_new_one_is_missing_or_refused(cuda, how):
     # An old nvidia-ml-py does not have the new function, and drivers before 535 refuse it.
     getattr(cuda.nvml, how).add("nvmlDeviceGetCurrentClocksEventReasons")
     cuda.nvml.cards[0].reasons = 0x4
     assert cuda.kind(0).telemetry.read().throttle_reasons == ("power cap",)
 
 
-def test_what_nvml_refuses_reads_as_none(cuda):
+def test_readings_that_nvml_refuses_are_none(cuda):
     backend = cuda.kind(0)
     cuda.nvml.refuses_all = True
     assert backend.telemetry.read(energy=True) == SensorReading()
@@ -144,8 +144,8 @@ def test_without_pynvml_the_clock_comes_from_torch_and_the_remedy_is_named(cuda,
     assert isinstance(backend.telemetry, Unavailability)
     assert backend.telemetry.remedy == "pip install nvidia-ml-py"
     assert backend.info.max_clock_hz == pytest.approx(1980e6)
-    found = check_results_of(backend)["sensors"]
-    assert (found.verdict, found.command) == ("warning", "pip install nvidia-ml-py")
+    sensors = check_machine_by_name(backend)["sensors"]
+    assert (sensors.verdict, sensors.command) == ("warning", "pip install nvidia-ml-py")
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_nvml_without_permission_is_unavailable_not_an_error(cuda, refused, reas
     assert reason in cuda.kind(0).telemetry.reason
 
 
-def test_the_description_holds_what_torch_and_nvml_tell(cuda):
+def test_device_info_contains_what_torch_and_nvml_report(cuda):
     info = cuda.kind(0).info
     assert (info.architecture, info.compute_units, info.driver) == ("sm_90", 132, "580.65.06")
     assert info.power_limit_watts == pytest.approx(700)
@@ -180,24 +180,24 @@ def test_the_description_holds_what_torch_and_nvml_tell(cuda):
         ("ECC", {"ecc": [1, 0]}, "ECC changes at the next reset", "sudo nvidia-smi -r"),
         (
             "other processes",
-            {"processes": [OWN, OTHER]},
+            {"processes": [OWN_PROCESS, OTHER_PROCESS]},
             "1 running on this device",
             "nvidia-smi ",
         ),
     ],
 )
-def test_each_fault_of_the_card_comes_with_cost_and_command(cuda, check, change, finding, command):
+def test_each_fault_of_the_card_has_an_effect_and_a_command(cuda, check, change, finding, command):
     vars(cuda.nvml.cards[0]).update(change)
-    found = check_results_of(cuda.kind(0))
-    assert [name for name, result in found.items() if result.verdict == "warning"] == [check]
-    assert finding in found[check].finding
-    assert found[check].effect
-    assert found[check].command.startswith(command)
+    results = check_machine_by_name(cuda.kind(0))
+    assert [name for name, result in results.items() if result.verdict == "warning"] == [check]
+    assert finding in results[check].finding
+    assert results[check].effect
+    assert results[check].command.startswith(command)
 
 
-def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
+def test_a_driver_older_than_torch_is_a_warning(cuda):
     cuda.nvml.cuda_version = 12040
-    driver = check_results_of(cuda.kind(0))["driver"]
+    driver = check_machine_by_name(cuda.kind(0))["driver"]
     assert driver.verdict == "warning"
     assert "CUDA 12.4" in driver.finding
     assert "12.8" in driver.finding
@@ -205,22 +205,22 @@ def test_a_driver_older_than_torch_is_worth_a_warning(cuda):
     assert driver.command
 
 
-def test_the_cards_own_load_is_not_a_siblings(cuda):
+def test_the_load_of_the_card_itself_does_not_count_as_a_siblings(cuda):
     cuda.nvml.cards[0].utilization.gpu = 100
-    assert check_results_of(cuda.kind(0))["sibling devices"].verdict == "ok"
+    assert check_machine_by_name(cuda.kind(0))["sibling devices"].verdict == "ok"
     cuda.nvml.cards[1].utilization.gpu = 97
-    found = check_results_of(cuda.kind(0))["sibling devices"]
-    assert (found.verdict, found.finding) == ("warning", "other devices of this machine that are busy: 1")
-    assert found.effect
-    assert found.command
+    siblings = check_machine_by_name(cuda.kind(0))["sibling devices"]
+    assert (siblings.verdict, siblings.finding) == ("warning", "other devices of this machine that are busy: 1")
+    assert siblings.effect
+    assert siblings.command
 
 
 @pytest.mark.parametrize(("name", "value"), [("CUDA_LAUNCH_BLOCKING", "1"), ("NVIDIA_TF32_OVERRIDE", "0")])
 def test_harmful_variables_are_advised_against(cuda, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
-    found = check_results_of(cuda.kind(0))[name]
-    assert (found.verdict, found.command) == ("warning", f"unset {name}")
-    assert found.effect
+    result = check_machine_by_name(cuda.kind(0))[name]
+    assert (result.verdict, result.command) == ("warning", f"unset {name}")
+    assert result.effect
 
 
 # -- dtypes ----------------------------------------------------------------------------------------------------------
@@ -262,8 +262,8 @@ def test_a_profiler_sees_what_runs_in_its_window_and_nothing_else(cuda, calls):
     calls.clear()
     with backend.open_profiler_window("torch.mm 64x64x64"):
         calls.append(("launch",))
-    told = [("start",), ("range_push", "torch.mm 64x64x64"), ("launch",)]
-    assert calls == [("synchronize", 0), *told, ("synchronize", 0), ("range_pop",), ("stop",)]
+    calls_in_window = [("start",), ("range_push", "torch.mm 64x64x64"), ("launch",)]
+    assert calls == [("synchronize", 0), *calls_in_window, ("synchronize", 0), ("range_pop",), ("stop",)]
     calls.clear()
     with pytest.raises(RuntimeError), backend.open_profiler_window("it breaks"):
         raise RuntimeError
@@ -276,26 +276,26 @@ SLIDERS = "| GPU  Boost Slider  Max Value  Current Value |\n|   0  vboost       
 
 
 @pytest.mark.parametrize(
-    ("printed", "known"), [(SLIDERS, {"vboost": "1"}), ("No sliders", {}), (OSError("nvidia-smi"), {})]
+    ("output", "expected"), [(SLIDERS, {"vboost": "1"}), ("No sliders", {}), (OSError("nvidia-smi"), {})]
 )
-def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, printed, known):
+def test_vboost_is_what_nvidia_smi_lists(cuda, monkeypatch, output, expected):
     def run(command, **options):
         assert command == ["nvidia-smi", "boost-slider", "-l", "-i", "3"]  # the index of NVML, not of CUDA
-        if isinstance(printed, OSError):
-            raise printed
-        return SimpleNamespace(stdout=printed)
+        if isinstance(output, OSError):
+            raise output
+        return SimpleNamespace(stdout=output)
 
     monkeypatch.setattr(subprocess, "run", run)
     cuda.nvml.nvmlDeviceGetIndex = lambda handle: 3
     adapter = sys.modules[cuda.kind.__module__]
     adapter._read_vboost.cache_clear()
     backend = cuda.kind(0)
-    settings, check_results = backend.read_settings(), check_results_of(backend)
+    settings, check_results = backend.read_settings(), check_machine_by_name(backend)
     adapter._read_vboost.cache_clear()
-    assert ("vboost" in check_results) == bool(known)
-    assert {name: value for name, value in settings.items() if name == "vboost"} == known
+    assert ("vboost" in check_results) == bool(expected)
+    assert {name: value for name, value in settings.items() if name == "vboost"} == expected
 
 
-def test_a_card_whose_driver_is_missing_has_no_stamps(cuda, monkeypatch):
+def test_a_card_whose_driver_is_missing_has_no_clock_stamps(cuda, monkeypatch):
     monkeypatch.setattr(sys.modules[cuda.kind.__module__], "_load_driver", lambda: None)
     assert "driver" in str(cuda.kind(0).clock_stamps)

@@ -30,16 +30,16 @@ def extension(monkeypatch, tmp_path):
     sys.modules.pop(EXTENSION, None)
 
 
-@pytest.mark.parametrize("failure", ["raise ImportError('libze')", "raise OSError('libsycl')", "raise SystemExit(127)"])
-def test_an_extension_that_does_not_load_is_a_reason_not_an_error(xpu, extension, failure):
+@pytest.mark.parametrize("source", ["raise ImportError('libze')", "raise OSError('libsycl')", "raise SystemExit(127)"])
+def test_an_extension_that_does_not_load_is_a_reason_not_an_error(xpu, extension, source):
     xpu.module.devices.clear()
-    extension(failure)
+    extension(source)
     reason = xpu.kind.explain_unavailability()
     assert "cannot be loaded" in reason.reason
     assert "pip uninstall" in reason.remedy
 
 
-def test_no_intel_device_asks_the_driver(xpu):
+def test_without_an_intel_device_the_remedy_is_to_query_the_driver(xpu):
     xpu.module.devices.clear()
     reason = xpu.kind.explain_unavailability()
     assert "no Intel GPU" in reason.reason
@@ -54,7 +54,7 @@ def test_sensors_of_torch_xpu_are_in_megahertz_and_may_be_refused(xpu):
     assert xpu.kind(0).telemetry.read(energy=True) == SensorReading(clock_hz=pytest.approx(1.6e9))
 
 
-def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu):
+def test_a_card_that_does_not_report_its_free_memory_can_still_be_used(xpu):
     def refuse(device):
         raise RuntimeError("The device (Intel(R) Arc(TM)) doesn't support querying the available free memory.")
 
@@ -69,7 +69,7 @@ def test_a_card_that_does_not_tell_its_free_memory_can_still_be_used(xpu):
 # -- Gaudi -----------------------------------------------------------------------------------------------------------
 
 
-def launches(backend, calls):
+def list_launch_calls(backend, calls):
     checked = CheckedKernel(
         PreparedKernel([lambda: calls.append(("launch",))], lambda index, result: Verdict(0.0, 1.0))
     )
@@ -79,15 +79,15 @@ def launches(backend, calls):
 
 
 @pytest.mark.parametrize(
-    ("mode", "each"),
+    ("mode", "calls_per_launch"),
     [("1", ["record", "launch", "mark_step", "record"]), ("0", ["record", "launch", "record"])],
 )
-def test_a_step_is_marked_after_each_launch_in_lazy_mode_only(hpu, calls, monkeypatch, mode, each):
+def test_a_step_is_marked_after_each_launch_in_lazy_mode_only(hpu, calls, monkeypatch, mode, calls_per_launch):
     monkeypatch.setenv("PT_HPU_LAZY_MODE", mode)
-    assert launches(hpu.kind(0), calls) == 3 * each
+    assert list_launch_calls(hpu.kind(0), calls) == 3 * calls_per_launch
 
 
-def test_gaudi_is_eager_unless_told_otherwise(hpu, calls):
+def test_gaudi_is_eager_by_default(hpu, calls):
     backend = hpu.kind(0)
     backend.submit()
     assert ("mark_step",) not in calls
@@ -101,7 +101,7 @@ def test_a_missing_framework_is_a_reason_with_a_remedy(hpu, monkeypatch):
     assert "docs.habana.ai" in reason.remedy
 
 
-def test_a_framework_that_does_not_load_asks_the_driver(hpu, monkeypatch):
+def test_if_the_framework_does_not_load_the_remedy_is_to_query_the_driver(hpu, monkeypatch):
     monkeypatch.setitem(sys.modules, "habana_frameworks.torch", None)
     reason = hpu.kind.explain_unavailability()
     assert "cannot be loaded" in reason.reason
@@ -113,13 +113,13 @@ def test_hlml_readings_are_in_core_units(hpu):
     assert hpu.kind(0).telemetry.read(energy=True) == expected
 
 
-def test_what_hlml_refuses_reads_as_none(hpu):
+def test_readings_that_hlml_refuses_are_none(hpu):
     backend = hpu.kind(0)
     hpu.hlml.refuses_all = True
     assert backend.telemetry.read(energy=True) == SensorReading()
-    unavailable = hpu.kind(0).telemetry
-    assert "does not answer" in unavailable.reason
-    assert unavailable.remedy.startswith("hl-smi")
+    unavailability = hpu.kind(0).telemetry
+    assert "does not answer" in unavailability.reason
+    assert unavailability.remedy.startswith("hl-smi")
 
 
 def test_without_pyhlml_the_remedy_is_named(hpu, monkeypatch):

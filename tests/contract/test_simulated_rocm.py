@@ -10,28 +10,28 @@ from simulated_vendors import mi300x
 from mamf.backend import SensorReading, Unavailability
 
 
-def check_results_of(backend):
+def run_checks(backend):
     return {result.check_name: result for result in backend.check_machine()}
 
 
-def opened(rocm, architecture):
+def open_architecture(rocm, architecture):
     rocm.module.devices[:] = [mi300x(gcnArchName=f"{architecture}:sramecc+:xnack-")]
     return rocm.kind(0)
 
 
-def test_no_device_asks_the_driver(rocm):
+def test_a_missing_device_has_a_remedy_that_asks_the_driver(rocm):
     rocm.module.devices.clear()
     reason = rocm.kind.explain_unavailability()
     assert "no AMD device" in reason.reason
     assert reason.remedy.startswith("rocminfo")
 
 
-def test_amdsmi_is_asked_by_pci_address(rocm, calls):
+def test_amdsmi_finds_the_device_by_its_pci_address(rocm, calls):
     rocm.kind(0)
     assert ("by address", "0000:0c:00.0") in calls
 
 
-def test_readings_are_in_core_units(rocm):
+def test_readings_are_in_base_units(rocm):
     assert rocm.kind(0).telemetry.read(energy=True) == SensorReading(
         clock_hz=pytest.approx(1850e6), watts=742, joules=pytest.approx(2e6 * 15.259e-6), celsius=71
     )
@@ -43,7 +43,7 @@ def test_the_power_limit_in_microwatts_becomes_watts(rocm):
     assert info.max_clock_hz == pytest.approx(2100e6)
 
 
-def test_what_is_not_applicable_reads_as_none(rocm):
+def test_values_that_are_not_applicable_read_as_none(rocm):
     rocm.smi.clock = dict.fromkeys(rocm.smi.clock, "N/A")
     rocm.smi.power = dict.fromkeys(rocm.smi.power, "N/A")
     rocm.smi.energy = dict.fromkeys(rocm.smi.energy, "N/A")
@@ -54,7 +54,7 @@ def test_what_is_not_applicable_reads_as_none(rocm):
     assert backend.info.max_clock_hz is None
 
 
-def test_what_amdsmi_refuses_reads_as_none(rocm):
+def test_values_that_amdsmi_refuses_read_as_none(rocm):
     backend = rocm.kind(0)
     rocm.smi.refuses_all = True
     assert backend.telemetry.read(energy=True) == SensorReading()
@@ -70,7 +70,7 @@ def test_what_amdsmi_refuses_reads_as_none(rocm):
         ("prochot_residency_acc", "hardware thermal slowdown"),
     ],
 )
-def test_what_held_the_clock_down_since_the_last_reading_is_named(rocm, counter, reason):
+def test_the_reason_for_a_lower_clock_since_the_last_reading_is_named(rocm, counter, reason):
     telemetry = rocm.kind(0).telemetry
     rocm.smi.metrics[counter] += 1
     assert telemetry.read().throttle_reasons == (reason,)
@@ -89,9 +89,9 @@ def test_without_amdsmi_the_remedy_is_named_and_the_device_still_described(rocm,
     monkeypatch.setitem(sys.modules, "amdsmi", None)
     backend = rocm.kind(0)
     assert isinstance(backend.telemetry, Unavailability)
-    found = check_results_of(backend)["sensors"]
-    assert (found.verdict, found.command) == ("warning", "pip install amdsmi")
-    assert found.effect
+    result = run_checks(backend)["sensors"]
+    assert (result.verdict, result.command) == ("warning", "pip install amdsmi")
+    assert result.effect
     assert backend.info.compute_units == 304
 
 
@@ -103,7 +103,7 @@ def test_without_amdsmi_the_remedy_is_named_and_the_device_still_described(rocm,
         "raise OSError('libamd_smi.so')",
     ],
 )
-def test_an_amdsmi_that_does_not_fit_rocms_library_is_a_reason_not_an_error(
+def test_an_amdsmi_that_does_not_match_rocms_library_is_unavailable_not_an_error(
     rocm, monkeypatch, tmp_path, capsys, failure
 ):
     (tmp_path / "amdsmi.py").write_text(f"print('Unable to find libamd_smi.so')\n{failure}")
@@ -126,7 +126,7 @@ def test_an_amdsmi_that_does_not_fit_rocms_library_is_a_reason_not_an_error(
     ],
 )
 def test_dtypes_follow_the_architecture(rocm, architecture, fp8, missing):
-    backend = opened(rocm, architecture)
+    backend = open_architecture(rocm, architecture)
     assert backend.resolve_dtype("fp8") == fp8
     dtypes = ("bfloat16", "float32", "tf32", "float64", "int8", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2")
     reasons = {dtype: backend.explain_unsupported_dtype(dtype) for dtype in dtypes}
@@ -140,20 +140,20 @@ def test_numa_balancing_is_read_from_the_kernel(rocm, monkeypatch, tmp_path, con
     if content is not None:
         path.write_text(content)
     monkeypatch.setattr(sys.modules[rocm.kind.__module__], "_NUMA_BALANCING_FILE", path)
-    found = check_results_of(rocm.kind(0))["numa_balancing"]
-    assert found.verdict == verdict
+    result = run_checks(rocm.kind(0))["numa_balancing"]
+    assert result.verdict == verdict
     if verdict == "warning":
-        assert found.command == "sudo sysctl kernel.numa_balancing=0"
-        assert found.effect
+        assert result.command == "sudo sysctl kernel.numa_balancing=0"
+        assert result.effect
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(None, "warning"), ("0", "warning"), ("1", "ok")])
-def test_tunable_op_off_is_worth_a_warning(rocm, monkeypatch, value, verdict):
+def test_a_warning_is_given_unless_tunable_op_is_on(rocm, monkeypatch, value, verdict):
     if value is not None:
         monkeypatch.setenv("PYTORCH_TUNABLEOP_ENABLED", value)
-    found = check_results_of(rocm.kind(0))["TunableOp"]
-    assert found.verdict == verdict
-    assert verdict == "ok" or (found.effect and found.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
+    result = run_checks(rocm.kind(0))["TunableOp"]
+    assert result.verdict == verdict
+    assert verdict == "ok" or (result.effect and result.command == "export PYTORCH_TUNABLEOP_ENABLED=1")
 
 
 # -- profiler windows and ranges -------------------------------------------------------------------------------------
@@ -166,11 +166,11 @@ class SimulatedRoctx:
         self._calls = calls
         names = ["roctxRangePushA", "roctxRangePop", *(["roctxProfilerResume", "roctxProfilerPause"] * has_pause)]
         for name in names:
-            setattr(self, name, lambda *taken, name=name: calls.append((name, *taken[:1])))
+            setattr(self, name, lambda *arguments, name=name: calls.append((name, *arguments[:1])))
 
 
 @pytest.mark.parametrize("installed", ["librocprofiler-sdk-roctx.so", "libroctx64.so", None])
-def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch, installed):
+def test_a_profiler_window_is_a_range_in_which_rocprofv3_records(rocm, calls, monkeypatch, installed):
     def load(name):
         if name != installed:
             raise OSError("cannot open shared object file")
@@ -188,7 +188,7 @@ def test_a_window_is_a_range_that_rocprofv3_resumes_for(rocm, calls, monkeypatch
     assert names == ["synchronize", *resumed, *marks[0], "launch", "synchronize", *marks[1], *paused]
     assert not installed or ("roctxRangePushA", b"torch.mm") in calls
     calls.clear()
-    if (own := backend.open_profiler_range("a module")) is not None:
-        with own:
+    if (profiler_range := backend.open_profiler_range("a module")) is not None:
+        with profiler_range:
             calls.append(("launch",))
     assert [name for name, *_ in calls] == (["roctxRangePushA", "launch", "roctxRangePop"] if installed else [])

@@ -11,17 +11,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from adapter_uses import all_uses
-from check_fakes import takes
+from adapter_uses import list_all_uses
+from check_fakes import accepts_call
 from fake_interfaces import installations, parameters
 from simulated_vendors import SimulatedTorch
 
 from mamf.plugins.discovery import load_backend_class
 
 VENDORS = ("cuda", "rocm", "xpu", "hpu", "mps")
-USES = [use for use in all_uses() if use.path.startswith("torch.")]
+USES = [use for use in list_all_uses() if use.path.startswith("torch.")]
 IS_NEWEST_TORCH = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 13)
-needs_newest_torch = pytest.mark.skipif(not IS_NEWEST_TORCH, reason="older than torch 2.13, which has all of it")
+needs_newest_torch = pytest.mark.skipif(
+    not IS_NEWEST_TORCH, reason="a torch older than 2.13 lacks some names that adapters use"
+)
 NOT_IN_TORCH = {"torch.xpu._sleep"}
 PROPERTIES = {
     "torch.cuda.get_device_properties": "_CudaDeviceProperties",
@@ -31,28 +33,28 @@ PROPERTIES = {
 UNDECLARED = {"_CudaDeviceProperties": {"pci_bus_id", "pci_device_id", "pci_domain_id"}}
 
 
-def attribute(path):
+def resolve_attribute(path):
     """Return the object that a dotted path names. The path begins with torch. Raises AttributeError."""
-    found = torch
+    value = torch
     for name in path.split(".")[1:]:
-        found = getattr(found, name)
-    return found
+        value = getattr(value, name)
+    return value
 
 
 def has_attribute(path):
     try:
-        attribute(path)
+        resolve_attribute(path)
     except AttributeError:
         return False
     return True
 
 
-def simulated_torch(vendor):
-    (found,) = (each for each in installations(vendor).attributes.values() if isinstance(each, SimulatedTorch))
-    return found
+def get_simulated_torch(vendor):
+    (simulated,) = (each for each in installations(vendor).attributes.values() if isinstance(each, SimulatedTorch))
+    return simulated
 
 
-def declared_fields(kind):
+def list_declared_fields(kind):
     """Return the fields of a C++ class: those that torch's stub declares, and those in ``UNDECLARED``."""
     stub = (Path(torch.__file__).parent / "_C" / "__init__.pyi").read_text()
     body = stub.partition(f"class {kind}:\n")[2].partition("\nclass ")[0]
@@ -60,62 +62,62 @@ def declared_fields(kind):
     return fields | UNDECLARED.get(kind, set())
 
 
-def fits(use):
+def is_supported(use):
     """Return whether torch supports a use, as far as torch shows that without a device."""
     path, _, field = use.path.partition("().")
     if field and path in PROPERTIES:
-        return field in declared_fields(PROPERTIES[path])
+        return field in list_declared_fields(PROPERTIES[path])
     try:
-        found = attribute(path)
-        if field and not isinstance(found, type):
+        value = resolve_attribute(path)
+        if field and not isinstance(value, type):
             return True  # the result of the function is known only on a device
-        found = getattr(found, field) if field else found
+        value = getattr(value, field) if field else value
         # A method that is looked up on its class takes the object as an additional argument.
         call = replace(use, arguments=use.arguments + bool(field)) if use.arguments is not None else use
-        return takes(inspect.signature(found), call) if callable(found) else True
+        return accepts_call(inspect.signature(value), call) if callable(value) else True
     except AttributeError:
         return False
     except ValueError:  # written in C, without a signature
         return True
 
 
-def misfits(found):
-    return [f"{use.place}: {use.path} ({use.arguments} arguments)" for use in found if not fits(use)]
+def list_unsupported_uses(uses):
+    return [f"{use.place}: {use.path} ({use.arguments} arguments)" for use in uses if not is_supported(use)]
 
 
 @needs_newest_torch
-def test_torch_has_whatever_the_adapters_use():
-    used = [use for use in USES if not use.path.startswith("torch.hpu") and use.path not in NOT_IN_TORCH]
-    assert len(used) > 100
-    assert misfits(used) == []
+def test_torch_has_all_names_that_the_adapters_use():
+    uses = [use for use in USES if not use.path.startswith("torch.hpu") and use.path not in NOT_IN_TORCH]
+    assert len(uses) > 100
+    assert list_unsupported_uses(uses) == []
 
 
-def only_what_is_taken(fake, real):
+def accepts_only_supported_calls(fake, real):
     """Return whether the real function accepts every call that the fake accepts."""
     offered, declared = parameters(fake), parameters(real)
-    same = [name for name, _ in offered] == [name for name, _ in declared[: len(offered)]]
-    return same and all(
-        may_be_left_out or (index < len(offered) and not offered[index][1])
-        for index, (_, may_be_left_out) in enumerate(declared)
+    has_same_names = [name for name, _ in offered] == [name for name, _ in declared[: len(offered)]]
+    return has_same_names and all(
+        is_optional or (index < len(offered) and not offered[index][1])
+        for index, (_, is_optional) in enumerate(declared)
     )
 
 
-def simulated_functions(simulated, path="torch"):
+def yield_simulated_functions(simulated, path="torch"):
     """Yield the dotted path of each function of a simulated torch, and the function."""
-    for name, found in vars(simulated).items():
-        if isinstance(found, SimpleNamespace):
-            yield from simulated_functions(found, f"{path}.{name}")
-        elif callable(found):
-            yield f"{path}.{name}", found
+    for name, value in vars(simulated).items():
+        if isinstance(value, SimpleNamespace):
+            yield from yield_simulated_functions(value, f"{path}.{name}")
+        elif callable(value):
+            yield f"{path}.{name}", value
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm", "xpu", "mps"])
-def test_a_simulated_torch_takes_only_what_torch_takes(vendor):
-    found = dict(simulated_functions(simulated_torch(vendor)))
-    assert len(found) >= 8
-    fakes = {path: fake for path, fake in found.items() if IS_NEWEST_TORCH or has_attribute(path)}
+def test_a_simulated_torch_accepts_only_calls_that_torch_accepts(vendor):
+    functions = dict(yield_simulated_functions(get_simulated_torch(vendor)))
+    assert len(functions) >= 8
+    fakes = {path: fake for path, fake in functions.items() if IS_NEWEST_TORCH or has_attribute(path)}
     for path, fake in fakes.items():
-        assert only_what_is_taken(fake, attribute(path)), path
+        assert accepts_only_supported_calls(fake, resolve_attribute(path)), path
 
 
 @pytest.mark.parametrize("vendor", VENDORS)

@@ -9,14 +9,14 @@ from mamf.plugins.discovery import list_backend_statuses, load_backend_class, op
 
 
 @pytest.fixture
-def installed(monkeypatch):
-    """Return a function that pretends that only the given TPU packages are installed, and returns the refusal."""
+def explain_with_packages(monkeypatch):
+    """Return a function that explains why the backend is unavailable if only the given TPU packages are installed."""
 
-    def pretend(**versions):
+    def explain(**versions):
         monkeypatch.setattr(sys.modules[load_backend_class("tpu").__module__], "get_package_version", versions.get)
         return load_backend_class("tpu").explain_unavailability()
 
-    return pretend
+    return explain
 
 
 @pytest.mark.parametrize(
@@ -28,17 +28,17 @@ def installed(monkeypatch):
         ({"torch_tpu": "0.2.0", "torch_xla": "2.9.0"}, ["torch_tpu 0.2.0", "torch_xla 2.9.0"]),
     ],
 )
-def test_the_reason_names_what_is_installed(installed, versions, expected):
-    refused = installed(**versions)
-    assert all(part in refused.reason for part in expected)
-    assert "not possible yet" in refused.remedy and "pip install xprof" in refused.remedy
+def test_the_reason_names_what_is_installed(explain_with_packages, versions, expected):
+    unavailability = explain_with_packages(**versions)
+    assert all(part in unavailability.reason for part in expected)
+    assert "not possible yet" in unavailability.remedy and "pip install xprof" in unavailability.remedy
 
 
-def test_it_is_listed_and_cannot_be_opened(installed):
-    installed(torch_tpu="0.2.0")
+def test_it_is_listed_and_cannot_be_opened(explain_with_packages):
+    explain_with_packages(torch_tpu="0.2.0")
     (status,) = [status for status in list_backend_statuses() if status.name == "tpu"]
     assert "cannot time a launch" in status.unavailability.reason
     assert status.load_error is None
-    for opens in (open_backend, lambda name: open_backend(name, None)):
+    for open_named_backend in (open_backend, lambda name: open_backend(name, None)):
         with pytest.raises(UnavailableError, match=r"backend tpu is not available: torch_tpu 0\.2\.0"):
-            opens("tpu")
+            open_named_backend("tpu")

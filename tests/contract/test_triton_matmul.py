@@ -37,29 +37,28 @@ def device(cuda, monkeypatch):
         *("16x16x16/4w0s", "16x16x16/4w1s/fast", "16x16x16/4w1s/tile"),
     ],
 )
-def test_what_is_no_configuration_is_refused_in_a_line(text):
-    with pytest.raises(UsageError) as refused:
+def test_an_invalid_configuration_is_refused_in_one_line(text):
+    with pytest.raises(UsageError) as caught:
         make_matmul_kernel(f"triton[{text}]")
-    assert text in str(refused.value)
-    assert "\n" not in str(refused.value)
+    assert text in str(caught.value)
+    assert "\n" not in str(caught.value)
 
 
-def test_its_configurations_are_kernels_of_their_own(device):
+def test_each_configuration_is_a_separate_kernel(device):
     names = [variant.name for variant in make_matmul_kernel("triton").list_variants(device, INT8, SHAPE)]
     assert names[0] == "triton[128x128x128/4w3s]"
     assert names == [f"triton[{each}]" for each in list_triton_configurations("cuda", "int8")]
     assert [each.name for each in make_matmul_kernel(names[0]).list_variants(device, INT8, SHAPE)] == names[:1]
-    tiles = [variant.name for variant in make_matmul_kernel("gluon").list_variants(device, MatmulProblem(), SHAPE)]
-    assert len(set(tiles)) == len(tiles) >= 2
-    assert [each.name for each in make_matmul_kernel(tiles[1]).list_variants(device, MatmulProblem(), SHAPE)] == [
-        tiles[1]
-    ]
+    names = [variant.name for variant in make_matmul_kernel("gluon").list_variants(device, MatmulProblem(), SHAPE)]
+    assert len(set(names)) == len(names) >= 2
+    variants = make_matmul_kernel(names[1]).list_variants(device, MatmulProblem(), SHAPE)
+    assert [variant.name for variant in variants] == [names[1]]
     assert "gluon" not in [each.name for each in choose_search_kernels(device, MatmulProblem())]
     assert [each.name for each in choose_search_kernels(device, MatmulProblem(), ["gluon"])] == ["gluon"]
 
 
 @pytest.mark.parametrize("layout", [layout for layout in MATMUL_LAYOUTS if layout != "nt"])
-def test_descriptors_of_other_than_16_bits_take_one_layout(device, layout):
+def test_descriptors_support_only_one_layout_unless_values_have_16_bits(device, layout):
     schedules = {
         dtype: {
             each.configuration.schedule
@@ -75,24 +74,22 @@ def test_descriptors_of_other_than_16_bits_take_one_layout(device, layout):
 
 
 @pytest.mark.parametrize("architecture", ["sm_80", "gfx942", None])
-def test_descriptors_are_hoppers(device, architecture):
+def test_descriptors_need_a_hopper_card(device, architecture):
     assert supports_tensor_descriptors(device)
-    older = SimpleNamespace(info=SimpleNamespace(architecture=architecture, compute_units=8), runtime="cuda")
-    assert not supports_tensor_descriptors(older)
-    assert "Hopper" in make_matmul_kernel("triton[128x256x64/8w3s/tma]").explain_unsupported_options(
-        older, MatmulProblem()
-    )
-    assert make_matmul_kernel("triton[128x256x64/8w3s]").explain_unsupported_options(older, MatmulProblem()) is None
+    other_device = SimpleNamespace(info=SimpleNamespace(architecture=architecture, compute_units=8), runtime="cuda")
+    assert not supports_tensor_descriptors(other_device)
+    tma_kernel, plain_kernel = (make_matmul_kernel(f"triton[128x256x64/8w3s{end}]") for end in ("/tma", ""))
+    assert "Hopper" in tma_kernel.explain_unsupported_options(other_device, MatmulProblem())
+    assert plain_kernel.explain_unsupported_options(other_device, MatmulProblem()) is None
 
 
 def test_descriptors_need_aligned_rows(device):
-    described, plain = make_matmul_kernel("triton[128x256x64/8w3s/tma]"), make_matmul_kernel("triton")
+    tma_kernel, kernel = make_matmul_kernel("triton[128x256x64/8w3s/tma]"), make_matmul_kernel("triton")
     for shape, name in ((MatmulShape(64, 64, 65), "A"), (MatmulShape(64, 65, 64), "C")):
-        assert f"but the rows of {name} have 130 bytes" in described.explain_unsupported_shape(MatmulProblem(), shape)
-        assert plain.explain_unsupported_shape(MatmulProblem(), shape) is None
-        assert all(
-            each.configuration.schedule == "tile" for each in plain.list_variants(device, MatmulProblem(), shape)
-        )
+        assert f"but the rows of {name} have 130 bytes" in tma_kernel.explain_unsupported_shape(MatmulProblem(), shape)
+        assert kernel.explain_unsupported_shape(MatmulProblem(), shape) is None
+        variants = kernel.list_variants(device, MatmulProblem(), shape)
+        assert {variant.configuration.schedule for variant in variants} == {"tile"}
 
 
 @pytest.mark.parametrize(
@@ -107,7 +104,7 @@ def test_descriptors_need_aligned_rows(device):
         ("gluon", MatmulProblem("float32", "float32"), "does not support float32"),
     ],
 )
-def test_combinations_are_refused_in_a_line(device, name, problem, reason):
+def test_unsupported_problems_are_refused_with_a_reason(device, name, problem, reason):
     assert reason in make_matmul_kernel(name).explain_unsupported_problem(device, problem)
 
 
@@ -117,7 +114,7 @@ def test_rows_of_gluon_must_be_aligned():
     assert make_matmul_kernel("gluon").explain_unsupported_shape(MatmulProblem(), MatmulShape(3, 12, 8))
 
 
-def test_a_triton_without_this_gluon_is_unsupported(monkeypatch):
+def test_a_triton_without_gluon_is_unsupported(monkeypatch):
     monkeypatch.setitem(sys.modules, "triton.experimental.gluon", None)
     a = torch.zeros(64, 64)
     with pytest.raises(UnsupportedError, match="lacks the Gluon"):
@@ -125,26 +122,27 @@ def test_a_triton_without_this_gluon_is_unsupported(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fast", "told"),
+    ("is_fast", "accumulation"),
     [(False, {"accumulation": "in float32 after every 128 terms of K"}), (True, {"accumulation": "fast"})],
 )
-def test_it_says_how_8_bit_floats_are_summed(fast, told):
-    problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=fast)
-    ran = {"configuration": "128x128x128/4w3s"}
-    assert make_matmul_kernel("triton[128x128x128/4w3s]").make_details(problem, SHAPE) == {**ran, **told}
-    assert make_matmul_kernel("triton[128x128x128/4w3s]").make_details(INT8, SHAPE) == ran
+def test_details_say_how_products_of_8_bit_floats_are_summed(is_fast, accumulation):
+    problem = MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=is_fast)
+    configuration = {"configuration": "128x128x128/4w3s"}
+    kernel = make_matmul_kernel("triton[128x128x128/4w3s]")
+    assert kernel.make_details(problem, SHAPE) == {**configuration, **accumulation}
+    assert kernel.make_details(INT8, SHAPE) == configuration
 
 
 @pytest.mark.parametrize("schedule", ["", "/persistent"])
 @pytest.mark.parametrize(
-    ("shape", "ran"),
+    ("shape", "expected_note"),
     [((1024, 512, 64), "32 programs, so at most 32 of 132 compute units are busy"), ((2048, 2048, 64), None)],
 )
-def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, ran):
+def test_a_row_says_how_many_units_its_tiles_can_use(device, schedule, shape, expected_note):
     text, shape = f"triton[128x128x64/4w3s{schedule}]", MatmulShape(*shape)
     assert device.info.compute_units == 132
     configured = make_matmul_kernel(text).configure_for_shape(device, MatmulProblem(), shape)
-    assert configured.make_details(MatmulProblem(), shape).get("ran") == ran
+    assert configured.make_details(MatmulProblem(), shape).get("ran") == expected_note
 
 
 @needs_triton
@@ -156,7 +154,7 @@ def test_what_does_not_fit_or_compile_is_unsupported():
     assert not make_matmul_kernel("triton").is_refusal(RuntimeError("an illegal memory access was encountered"))
 
 
-class Recorded:
+class LaunchRecorder:
     """A fake Triton kernel that records the grid and the arguments of each launch."""
 
     def __init__(self):
@@ -167,20 +165,20 @@ class Recorded:
 
 
 @needs_triton
-@pytest.mark.parametrize(("problem", "imprecise"), [
+@pytest.mark.parametrize(("problem", "max_imprecise_steps"), [
     (FLOAT8, 128), (MatmulProblem("float8_e4m3fn", "bfloat16", fast_accumulation=True), None), (INT8, None)
 ])  # fmt: skip
-def test_the_compiler_is_told_how_to_sum(monkeypatch, problem, imprecise):
-    recorded = Recorded()
-    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_with_pointers", recorded)
+def test_the_compiler_gets_the_options_of_the_summation(monkeypatch, problem, max_imprecise_steps):
+    recorder = LaunchRecorder()
+    monkeypatch.setattr("mamf.operations.matmul.triton_kernels.multiply_with_pointers", recorder)
     a = torch.zeros(64, 64)
     TritonMatmul("128x128x128/4w3s").bind_operands(problem, a, a, a)[0]()
-    options = recorded.launches[0][2]
-    assert options["MAX_IMPRECISE_STEPS"] == imprecise
+    options = recorder.launches[0][2]
+    assert options["MAX_IMPRECISE_STEPS"] == max_imprecise_steps
     assert str(options["SUM_DTYPE"]) == ("int32" if problem is INT8 else "fp32")
 
 
-INTERPRETED = """
+INTERPRETER_CHECKS = """
 import torch
 from mamf.engine.regimes.base import CheckedKernel
 from mamf.operations.matmul.shapes import MATMUL_LAYOUTS, MatmulProblem
@@ -189,22 +187,22 @@ from mamf.operations.matmul.operation import choose_search_kernels, make_matmul_
 from mamf.plugins.discovery import open_backend
 torch.set_num_threads(1)
 cpu = open_backend("cpu")
-def check(text, shape, *of_problem, **accumulation):
-    problem = MatmulProblem(*of_problem, **accumulation)
+def check(text, shape, *dtypes_and_layout, **accumulation):
+    problem = MatmulProblem(*dtypes_and_layout, **accumulation)
     pool = cpu.make_operand_pool("normal", 0)
     checked = CheckedKernel(make_matmul_kernel(f"triton[{text}]").prepare(cpu, problem, MatmulShape(*shape), pool))
     checked.warm_up_and_verify(cpu)
     return checked.verdict
-odd, whole = (20, 17, 33), (24, 32, 32)
+odd, even = (20, 17, 33), (24, 32, 32)
 for layout in MATMUL_LAYOUTS:
     check("16x16x32/4w2s", odd, "float32", "float32", layout)
-    check("16x16x32/4w2s/persistent", whole, "float16", "float16", layout)
-    check("16x32x32/4w2s/tma", whole, "float16", "float16", layout)
+    check("16x16x32/4w2s/persistent", even, "float16", "float16", layout)
+    check("16x32x32/4w2s/tma", even, "float16", "float16", layout)
 for schedule in ("", "/tma"):
-    assert check("32x32x32/4w2s" + schedule, whole, "int8", "int32").error == 0
-    check("32x32x32/4w2s" + schedule, whole, "tf32", "float32")
-    check("32x32x32/4w2s" + schedule, whole, "float8_e4m3fn", "bfloat16")
-    fast = check("32x32x32/4w2s" + schedule, whole, "float8_e5m2", "float32", fast_accumulation=True)
+    assert check("32x32x32/4w2s" + schedule, even, "int8", "int32").error == 0
+    check("32x32x32/4w2s" + schedule, even, "tf32", "float32")
+    check("32x32x32/4w2s" + schedule, even, "float8_e4m3fn", "bfloat16")
+    fast = check("32x32x32/4w2s" + schedule, even, "float8_e5m2", "float32", fast_accumulation=True)
     assert fast.details["accumulation"] == "fast", fast
 print("right")
 """
@@ -218,5 +216,7 @@ def test_products_in_triton_are_right_when_interpreted():
     bfloat16, because the interpreter cannot multiply it.
     """
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    ran = subprocess.run([sys.executable, "-c", INTERPRETED], env=environment, capture_output=True, text=True)
-    assert ran.stdout.strip() == "right", ran.stderr
+    process = subprocess.run(
+        [sys.executable, "-c", INTERPRETER_CHECKS], env=environment, capture_output=True, text=True
+    )
+    assert process.stdout.strip() == "right", process.stderr

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from this_accelerator import ACCELERATOR
@@ -74,8 +75,13 @@ def test_an_interrupted_run_is_resumed(tmp_path):
     path = tmp_path / "run.jsonl"
     command = [sys.executable, "-m", "mamf", "sweep", "--m-range", "0", "8192", "256", "--output", str(path)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
     while not path.exists() or path.read_text().count('"measurement"') < 3:
         assert process.poll() is None
+        if time.monotonic() > deadline:
+            process.kill()
+            pytest.fail(f"fewer than three measurements after 120 s: {process.communicate()[1]}")
+        time.sleep(0.01)
     os.kill(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130

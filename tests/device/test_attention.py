@@ -27,7 +27,7 @@ KERNELS = [
 SHAPE = AttentionShape(2, 8, 8, 1024, 1024, 64, 64)
 
 
-def rows_of(name, shape=SHAPE, **fields):
+def measure_rows(name, shape=SHAPE, **fields):
     problem = AttentionProblem(ACCELERATOR.default_dtype, **fields)
     plan = Plan(SWEEP, "attention", (problem,), (name,), (shape,), seconds=0.2)
     return list(RowsStrategy(RunSetup(plan, ACCELERATOR, [(name, attention_kernel(name))])).yield_results())
@@ -38,7 +38,7 @@ def rows_of(name, shape=SHAPE, **fields):
 @pytest.mark.parametrize("name", KERNELS)
 def test_every_installed_kernel_is_right_or_says_why_not(name, direction, causal):
     shape = AttentionShape(2, 8, 8, 1024, 1024, 64, 64, causal)
-    (row,) = rows_of(name, shape, direction=direction)
+    (row,) = measure_rows(name, shape, direction=direction)
     assert row.status in ("ok", "unsupported"), row.reason
     assert row.ok or row.reason
     assert not row.ok or row.peak_memory_bytes is None or row.peak_memory_bytes > 0
@@ -46,7 +46,7 @@ def test_every_installed_kernel_is_right_or_says_why_not(name, direction, causal
 
 @pytest.mark.parametrize("name", KERNELS)
 def test_grouped_heads_are_right_or_refused(name):
-    (row,) = rows_of(name, AttentionShape(1, 8, 2, 512, 512, 64, 64, causal=True))
+    (row,) = measure_rows(name, AttentionShape(1, 8, 2, 512, 512, 64, 64, causal=True))
     assert row.status in ("ok", "unsupported"), row.reason
 
 
@@ -54,7 +54,7 @@ def test_grouped_heads_are_right_or_refused(name):
 
 #: The head dimensions that each kernel does not support. All others in FLASH_SHAPES are right on Hopper, forward and
 #: backward.
-FLASH = {"flash-attn-2": ("192/128",), "flash-attn-3": (), "flash-attn-4": ()}
+UNSUPPORTED_HEAD_DIMS_BY_KERNEL = {"flash-attn-2": ("192/128",), "flash-attn-3": (), "flash-attn-4": ()}
 FLASH_SHAPES = {
     "64": "b2h8q1024k1024d64",
     "64, causal": "b2h8q1024k1024d64c",
@@ -71,7 +71,7 @@ FLASH_SHAPES = {
 
 
 @functools.cache
-def flash_rows(name):
+def measure_flash_shapes(name):
     """Measure a kernel on all FLASH_SHAPES, forward and backward, and on the first one also in float16.
 
     Return the rows by shape, direction and dtype.
@@ -88,37 +88,37 @@ def flash_rows(name):
 
 
 @pytest.fixture
-def flash(request):
+def flash_kernel(request):
     """Return the name of a FlashAttention kernel. Skip the test if it is unavailable, or the device is not a Hopper."""
     name = request.param
-    if missing := attention_kernel(name).explain_unavailability(ACCELERATOR):
-        pytest.skip(str(missing))
+    if reason := attention_kernel(name).explain_unavailability(ACCELERATOR):
+        pytest.skip(str(reason))
     if ACCELERATOR.info.architecture != "sm_90":
-        pytest.skip(f"what {name} has is known for sm_90, not for {ACCELERATOR.info.architecture}")
+        pytest.skip(f"the head dimensions of {name} are known for sm_90, not for {ACCELERATOR.info.architecture}")
     return name
 
 
 @pytest.mark.parametrize("direction", ["fwd", "bwd"])
 @pytest.mark.parametrize("shape", FLASH_SHAPES)
-@pytest.mark.parametrize("flash", FLASH, indirect=True)
-def test_flash_attention_is_right_and_has_what_its_release_has(flash, shape, direction):
-    row = flash_rows(flash)[FLASH_SHAPES[shape], direction, "bfloat16"]
-    expected = "unsupported" if shape.partition(",")[0] in FLASH[flash] else "ok"
+@pytest.mark.parametrize("flash_kernel", UNSUPPORTED_HEAD_DIMS_BY_KERNEL, indirect=True)
+def test_flash_attention_is_right_and_supports_the_known_head_dimensions(flash_kernel, shape, direction):
+    row = measure_flash_shapes(flash_kernel)[FLASH_SHAPES[shape], direction, "bfloat16"]
+    expected = "unsupported" if shape.partition(",")[0] in UNSUPPORTED_HEAD_DIMS_BY_KERNEL[flash_kernel] else "ok"
     assert row.status == expected, row.reason
 
 
-@pytest.mark.parametrize("flash", FLASH, indirect=True)
-def test_a_flash_attention_that_was_built_without_float16_says_so(flash):
-    row = flash_rows(flash)[FLASH_SHAPES["64"], "fwd", "float16"]
+@pytest.mark.parametrize("flash_kernel", UNSUPPORTED_HEAD_DIMS_BY_KERNEL, indirect=True)
+def test_a_flash_attention_that_was_built_without_float16_says_so(flash_kernel):
+    row = measure_flash_shapes(flash_kernel)[FLASH_SHAPES["64"], "fwd", "float16"]
     assert row.ok or (row.status == "unsupported" and "build" in row.reason), row.reason
 
 
-def test_scores_that_do_not_fit_are_a_row():
-    long = AttentionShape(16, 64, 64, 65536, 65536, 64, 64)
-    (row,) = rows_of("eager", long)
+def test_scores_that_do_not_fit_in_memory_are_reported_in_a_row():
+    long_shape = AttentionShape(16, 64, 64, 65536, 65536, 64, 64)
+    (row,) = measure_rows("eager", long_shape)
     assert row.status == "out_of_memory"
-    (after,) = rows_of("eager")
-    assert after.ok
+    (next_row,) = measure_rows("eager")
+    assert next_row.ok
 
 
 def test_a_ceiling_is_found_and_no_kernel_is_above_it():

@@ -23,15 +23,15 @@ def burst():
 
 @pytest.fixture(params=["torch", "triton"])
 def kernel(request):
-    found = make_kernel(BANDWIDTH, request.param)
-    reason = found.explain_unavailability(ACCELERATOR)
+    kernel = make_kernel(BANDWIDTH, request.param)
+    reason = kernel.explain_unavailability(ACCELERATOR)
     if reason:
         pytest.skip(str(reason))
-    return found
+    return kernel
 
 
-def measured(kernel, regime, shape, **asked):
-    problem = BANDWIDTH.make_problem(ACCELERATOR, asked)
+def measure_kernel(kernel, regime, shape, **fields):
+    problem = BANDWIDTH.make_problem(ACCELERATOR, fields)
     limit = BANDWIDTH.find_max_possible_rate(ACCELERATOR.info, problem, shape)
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     row = measure_row(kernel, problem, shape, regime, pool, StoppingRule(max_seconds=0.3), limit)
@@ -41,8 +41,8 @@ def measured(kernel, regime, shape, **asked):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("pattern", ACCESS_PATTERNS)
-def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, pattern, dtype):
-    row = measured(kernel, burst, LARGE, pattern=pattern, dtype=dtype)
+def test_every_pattern_is_right_and_below_the_peak_of_the_memory(kernel, burst, pattern, dtype):
+    row = measure_kernel(kernel, burst, LARGE, pattern=pattern, dtype=dtype)
     assert row.ok, row.reason
     peak = BANDWIDTH.find_peak_rate(ACCELERATOR.info, row.problem)
     assert peak is None or 0.3 * peak < row.best_rate * 1e12 < 1.02 * peak * 1.1
@@ -51,8 +51,8 @@ def test_every_pattern_is_right_and_below_what_memory_gives(kernel, burst, patte
 # Leave out ``write``: even the first pass writes to the cache, so more passes are not faster.
 @pytest.mark.parametrize("pattern", [each for each in ACCESS_PATTERNS if each != "write"])
 def test_many_passes_show_the_cache(kernel, burst, pattern):
-    once = measured(kernel, burst, SMALL, pattern=pattern)
-    often = measured(kernel, burst, SMALL, pattern=pattern, warm=64)
-    assert once.ok, once.reason
-    assert often.ok, often.reason
-    assert often.best_rate > once.best_rate
+    one_pass = measure_kernel(kernel, burst, SMALL, pattern=pattern)
+    many_passes = measure_kernel(kernel, burst, SMALL, pattern=pattern, warm=64)
+    assert one_pass.ok, one_pass.reason
+    assert many_passes.ok, many_passes.reason
+    assert many_passes.best_rate > one_pass.best_rate

@@ -16,12 +16,12 @@ SHAPES = [(768, 512, 1024), (1001, 1152, 1152), (64, 128, 8192), (8192, 8192, 81
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_every_tile_is_right(dtype, shape):
     problem, shape = MatmulProblem(dtype, dtype), MatmulShape(*shape)
-    found = make_matmul_kernel("gluon")
-    if reason := found.explain_unavailability(ACCELERATOR):
+    kernel = make_matmul_kernel("gluon")
+    if reason := kernel.explain_unavailability(ACCELERATOR):
         pytest.skip(str(reason))
     pool = ACCELERATOR.make_operand_pool(problem.data, problem.seed)
     regime = BurstRegime(ACCELERATOR)
     regime.prepare_device()
-    for variant in found.list_variants(ACCELERATOR, problem, shape):
+    for variant in kernel.list_variants(ACCELERATOR, problem, shape):
         row = measure_row(variant, problem, shape, regime, pool, StoppingRule(max_seconds=0.1))
         assert row.ok, (variant.name, row.reason)

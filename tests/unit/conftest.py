@@ -24,12 +24,12 @@ def registered(monkeypatch):
     kernels, and a resumed run loads the kernels by name.
     """
     point = EntryPoint("simulated.mm", "mamf.testing:SimulatedMatmul", discovery.MATMUL_KERNEL_GROUP)
-    others = discovery.find_entry_points
+    find_installed_entry_points = discovery.find_entry_points
 
-    def points(group):
-        return [*others(group=group), *([point] if group == discovery.MATMUL_KERNEL_GROUP else [])]
+    def find_entry_points(group):
+        return [*find_installed_entry_points(group=group), *([point] if group == discovery.MATMUL_KERNEL_GROUP else [])]
 
-    monkeypatch.setattr(discovery, "find_entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", find_entry_points)
 
 
 @pytest.fixture(scope="session")

@@ -16,9 +16,6 @@ from mamf.operations.matmul.shapes import SearchOptions
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "mamf.testing:SimulatedMatmul"]
 RESULTS = Path(__file__).resolve().parents[2] / "results"
-NORMAL = {"dtype": "bfloat16", "out_dtype": "bfloat16", "layout": "nt", "data": "normal", "seed": 0}
-NORMAL["fast_accumulation"] = False
-ZEROS = NORMAL | {"data": "zeros"}
 # The device fields of a real card whose peak rates mamf knows.
 DEVICE = {"backend": "cuda", "name": "NVIDIA H100 80GB HBM3", "vendor": "NVIDIA", "driver": "580.1", "uuid_hash": "abc"}
 
@@ -43,13 +40,13 @@ def in_virtual_time(records):
 
     The start moves one hour back, so that no record is in the future.
     """
-    passed, begun = 0.0, datetime.fromisoformat(records[0]["started"]) - timedelta(hours=1)
-    records[0]["started"] = begun.isoformat()
+    elapsed_seconds, start = 0.0, datetime.fromisoformat(records[0]["started"]) - timedelta(hours=1)
+    records[0]["started"] = start.isoformat()
     for record in records[1:]:
         samples = record.get("samples_seconds", [])
-        passed += record.get("launches", 0) * sum(samples) / max(len(samples), 1)
+        elapsed_seconds += record.get("launches", 0) * sum(samples) / max(len(samples), 1)
         for name in {"time", "started"} & record.keys():
-            record[name] = (begun + timedelta(seconds=math.ceil(passed))).isoformat()
+            record[name] = (start + timedelta(seconds=math.ceil(elapsed_seconds))).isoformat()
     return records
 
 
@@ -88,6 +85,6 @@ def rows(records):
 
 
 def legacy_run(**fields):
-    shown = ReportedFigures({"MAMF": 815.5}, "3072x2816x16384")
-    known = {"device": "Oldcard", "dtype": "bfloat16", "started": "2026-11-20T23:53:45", "best": {"MAMF": shown}}
-    return FinderRun("v4", rows=(shown,), **known | fields)
+    figures = ReportedFigures({"MAMF": 815.5}, "3072x2816x16384")
+    defaults = {"device": "Oldcard", "dtype": "bfloat16", "started": "2026-11-20T23:53:45", "best": {"MAMF": figures}}
+    return FinderRun("v4", rows=(figures,), **defaults | fields)

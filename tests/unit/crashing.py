@@ -11,12 +11,12 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 
 class Crashing(SimulatedMatmul):
-    """A kernel that calls the function that ``ENDS`` gives for M before each launch. Most of these functions kill the
+    """A kernel that calls the function in ``CALLS_BY_M`` for M before each launch. Most of these functions kill the
     process; some delete or replace the log. Each launch adds a line with M to the file ``launches``.
     """
 
     name = "crashing.mm"
-    ENDS: ClassVar[dict] = {
+    CALLS_BY_M: ClassVar[dict] = {
         512: lambda: os.kill(os.getpid(), signal.SIGSEGV),
         768: os.abort,
         1280: lambda: ctypes.string_at(0),
@@ -26,13 +26,13 @@ class Crashing(SimulatedMatmul):
     }
 
     def make_launch_function(self, device, problem, shape):
-        run, end = super().make_launch_function(device, problem, shape), self.ENDS.get(shape.m)
+        run, call = super().make_launch_function(device, problem, shape), self.CALLS_BY_M.get(shape.m)
 
         def launch(key):
             with Path("launches").open("a") as file:
                 file.write(f"{shape.m}\n")
-            if end:
-                end()
+            if call:
+                call()
             run(key)
 
         return launch
@@ -44,11 +44,11 @@ class CrashingOnce(SimulatedMatmul):
     name = "crashing-once.mm"
 
     def make_launch_function(self, device, problem, shape):
-        run, mark = super().make_launch_function(device, problem, shape), Path("crashed")
+        run, crash_mark = super().make_launch_function(device, problem, shape), Path("crashed")
 
         def launch(key):
-            if Path("log-bfloat16.jsonl").exists() and not mark.exists():
-                mark.touch()
+            if Path("log-bfloat16.jsonl").exists() and not crash_mark.exists():
+                crash_mark.touch()
                 os.kill(os.getpid(), signal.SIGSEGV)
             run(key)
 
@@ -61,7 +61,7 @@ def wait_for_signal():
         time.sleep(0.01)
 
 
-def be_aborted_by_signal():
+def abort_on_signal():
     """Send SIGINT to the parent process, and abort when the parent passes the signal on."""
     try:
         os.kill(os.getppid(), signal.SIGINT)
@@ -73,13 +73,13 @@ def be_aborted_by_signal():
 class Waiting(Crashing):
     """A kernel that waits for a signal at its first launch with M = 512."""
 
-    ENDS: ClassVar[dict] = {512: lambda: Path("waits").exists() or (Path("waits").touch(), wait_for_signal())}
+    CALLS_BY_M: ClassVar[dict] = {512: lambda: Path("waits").exists() or (Path("waits").touch(), wait_for_signal())}
 
 
 class AbortedBySignal(Crashing):
     """A kernel that aborts when a signal interrupts it, as some libraries do."""
 
-    ENDS: ClassVar[dict] = {512: be_aborted_by_signal}
+    CALLS_BY_M: ClassVar[dict] = {512: abort_on_signal}
 
 
 class Lost(SimulatedBackend):
@@ -127,7 +127,11 @@ class Leaving(Crashing):
         ctypes.CDLL(None).fflush(None)
         os._exit(code)
 
-    ENDS: ClassVar[dict] = {512: lambda: Leaving.leave(0), 768: lambda: Leaving.leave(7), 1280: lambda: os._exit(255)}
+    CALLS_BY_M: ClassVar[dict] = {
+        512: lambda: Leaving.leave(0),
+        768: lambda: Leaving.leave(7),
+        1280: lambda: os._exit(255),
+    }
 
 
 class LeavingLibrary(SimulatedMatmul):

@@ -7,19 +7,17 @@ USER = "grace_h"
 UUID = "0f3a5c1e-1111-2222-3333-4455667788aa"
 PRIVATE = (HOST, "blade-077", USER, UUID, "/home", "/opt", "C:\\")
 
-CUDA = (
+CUDA_PROPERTIES = (
     "_CudaDeviceProperties(name='NVIDIA H100 80GB HBM3', major=9, minor=0, total_memory=81079MB, "
     f"multi_processor_count=132, uuid={UUID}, pci_bus_id=7, pci_device_id=6, pci_domain_id=0, L2_cache_size=50MB)"
 )
 DASHES = "-" * 80
-RANGES = "--m_range 0 769 256 --n 1024 --k 4096"
+RANGE_ARGUMENTS = "--m_range 0 769 256 --n 1024 --k 4096"
 
 
 def head(
-    arguments: str = RANGES,
+    arguments: str = RANGE_ARGUMENTS,
     dtype: str = "torch.bfloat16",
-    device: str = CUDA,
-    compute: str = "cuda=12.4",
     bullet: str = "",
     notes: str = "",
 ) -> str:
@@ -38,11 +36,11 @@ Benchmark started on 2025-01-04 16:01:02
 
 ** Platform/Device info:
 {bullet}Linux {HOST} 5.15.0-113-generic #123-Ubuntu SMP Mon Jun 10 08:16:17 UTC 2024 x86_64 x86_64
-{bullet}{device}
+{bullet}{CUDA_PROPERTIES}
 
 ** Critical software versions:
 {bullet}torch=2.5.1+cu124
-{bullet}{compute}
+{bullet}cuda=12.4
 
 {variables}** Additional notes:
 {notes}
@@ -54,7 +52,7 @@ Benchmark started on 2025-01-04 16:01:02
 
 
 V2_NOTES = f"benchmark version: 2\nnode of {USER}, see /opt/{USER}/readme, GPU-{UUID}"
-NEW_NOTES = f"- {V2_NOTES}"
+BULLET_NOTES = f"- {V2_NOTES}"
 WARM_UP = "Warming up the accelerator for 30 secs ... accelerator warmup finished\n"
 
 # M, N and K differ, so that a test notices if the parser takes another dimension for K.
@@ -63,20 +61,19 @@ FIRST, SECOND, THIRD = "256x1024x4096", "512x1024x4096", "768x1024x4096"
 ROWS = ((1, 100.0, FIRST), (2, 300.5, SECOND), (3, 200.0, THIRD))
 
 
-def three_row(number: int, mean: float, shape: str, best: float, order: str = "mean median max", end: str = " ") -> str:
+def format_v2_row(number: int, mean: float, shape: str, best: float, order: str = "mean median max") -> str:
     """Return a row of version 2. In the row and in the best figures, the median is 1 TFLOPS above the mean, and the
     maximum is 10 TFLOPS above the mean.
     """
     figures = {"mean": 0.0, "median": 1.0, "max": 10.0}
     row = " ".join(f"{mean + figures[name]:6.1f}({name})" for name in order.split())
-    bests = " ".join(f"{best + figures[name]:6.1f}({name})" for name in order.split())
-    return f"{number:>6} | {row} @ {shape:<20} | best: {bests}{end}TFLOPS"
+    best_figures = " ".join(f"{best + figures[name]:6.1f}({name})" for name in order.split())
+    return f"{number:>6} | {row} @ {shape:<20} | best: {best_figures} TFLOPS"
 
 
 def v2(
     order: str = "mean median max",
     label: str = "MxNxK",
-    end: str = " ",
     means: str = "",
     legend: bool = False,
     header: str = "",
@@ -86,7 +83,7 @@ def v2(
     lines = []
     for number, mean, shape in ROWS:
         best = max(best, mean)
-        lines.append(three_row(number, mean, shape, best, order, end))
+        lines.append(format_v2_row(number, mean, shape, best, order))
     figures = {"mean": 300.5, "median": 301.5, "max": 310.5}
     summary = "\n".join(f"{name + ':':<8}{figures[name]:.1f} TFLOPS @ {SECOND} ({label})" for name in order.split())
     legend_line = "Legend: TFLOPS = 10**12 FLOPS\n" if legend else ""
@@ -103,16 +100,16 @@ BOTH_MEANS = (
     "\nAcross 3 shapes in range: m=[0, 769, 256] | n=[1024] | k=[4096] in this run:\n"
     "arithmetic mean: 200.2 TFLOPS\ngeometric mean:  181.8 TFLOPS\n"
 )
-BULLETS = head(bullet="- ", notes=NEW_NOTES)
+BULLET_HEAD = head(bullet="- ", notes=BULLET_NOTES)
 
 V2A = v2(order="max median mean")
 V2B = v2(order="max median mean", label="MxKxN")
 V2C = v2()
 V2D = v2(means=GEOMEAN)
-V2G = v2(means=BOTH_MEANS, legend=True, header=BULLETS, tried="Tried 3")
+V2G = v2(means=BOTH_MEANS, legend=True, header=BULLET_HEAD, tried="Tried 3")
 
 WARMUP_INTERRUPTED = (
-    BULLETS
+    BULLET_HEAD
     + "Warming up the accelerator for 30 secs ... ^C\n\n"
     + "Tried 0 shapes => the best outcomes were:\n"
     + "mean:   0.0 TFLOPS @ \nmedian: 0.0 TFLOPS @ \nmax:    0.0 TFLOPS @ \n\n"
@@ -144,8 +141,8 @@ benchmark version: 2
 
 Warming up the accelerator for 30 secs ... /home/{USER}/venv/lib/torch/mm.py:12: UserWarning: hipBLASLt on gfx942
 rocblaslt info: HIPBLASLT_TENSILE_LIBPATH not set
-accelerator warmup finished{three_row(1, 100.0, FIRST, 100.0)}PS
-{three_row(3, 200.0, THIRD, 300.5)}
+accelerator warmup finished{format_v2_row(1, 100.0, FIRST, 100.0)}PS
+{format_v2_row(3, 200.0, THIRD, 300.5)}
 ^C^CTried  3 shapes => the best outcomes were:
 mean:   300.5TFLOPS @ {SECOND} (MxNxK)
 median: 301.5 TFLOPSPS @ {SECOND} (MxNxK)
@@ -241,7 +238,7 @@ Same-shape cross-check (each headline shape in both regimes):
 """
 
 
-def _results(outcomes: str) -> str:
+def _format_results(outcomes: str) -> str:
     return f"""
 {DASHES}
 
@@ -262,41 +259,42 @@ _SCOUT_OUTCOMES = """mean:   828.4 TFLOPS @ 3072x2816x20480 (MxNxK)
 median: 828.6 TFLOPS @ 3072x2816x20480 (MxNxK)
 max:    831.6 TFLOPS @ 3072x2816x20480 (MxNxK)
 """
-_IDLE = """note: 1 same-board sibling GPU(s) sat idle during the MSMF measurement, so MSMF reads high.
+_IDLE_SIBLINGS_NOTE = """note: 1 same-board sibling GPU(s) sat idle during the MSMF measurement, so MSMF reads high.
       Share of the time each was idle: GPU1 100%
       With all siblings idle it is a single-GPU upper bound; for full-node MSMF use mamf-finder-all-gpus.py.
 """
 
 
-def _staged_head(version: int, dtype: str = "bfloat16", arguments: str = "--m 3072 --n 2816 --k 8192 20480") -> str:
-    header = head(arguments, dtype, bullet="- ", notes=STAGED_NOTES.format(version, "grid"))
+def _format_staged_head(version: int, dtype: str = "bfloat16") -> str:
+    header = head("--m 3072 --n 2816 --k 8192 20480", dtype, bullet="- ", notes=STAGED_NOTES.format(version, "grid"))
     return header.rstrip() + "\n"
 
 
 V3 = (
-    _staged_head(3)
+    _format_staged_head(3)
     + _GRID
     + _SCREEN
     + _MSMF_V3
     + _MAMF
-    + _results(
+    + _format_results(
         "MAMF (max achievable,  boost burst): 842 TFLOPS @ 3072x2816x20480 (MxNxK)  172W 1980MHz\n"
         "MSMF (max sustainable, saturated):   743 TFLOPS @ 3072x2816x8192 (MxNxK)  679W 1792MHz\n"
     )
 )
 V4 = (
-    _staged_head(4, "mxfp8")
+    _format_staged_head(4, "mxfp8")
     + _GRID
     + _SCREEN
     + _MSMF_V4
     + _MAMF
     + "WARNING: no SM clock readings, so MAMF 842 TFLOPS is not boost-clock validated\n"
-    + _results(
+    + _format_results(
         "MAMF (max achievable,  boost burst): 842 TFLOPS @ 3072x2816x20480 (MxNxK)  172W 1980MHz\n"
-        "MSMF (max sustainable, saturated):   722 TFLOPS @ 3072x2816x8192 (MxNxK)  681W 1612MHz 63C\n" + _IDLE
+        "MSMF (max sustainable, saturated):   722 TFLOPS @ 3072x2816x8192 (MxNxK)  681W 1612MHz 63C\n"
+        + _IDLE_SIBLINGS_NOTE
     )
 )
-V4_INTERRUPTED = _staged_head(4) + _GRID + _SCREEN + "^C" + _results(_SCOUT_OUTCOMES)
+V4_INTERRUPTED = _format_staged_head(4) + _GRID + _SCREEN + "^C" + _format_results(_SCOUT_OUTCOMES)
 
 V4_NODE = f"""
 {DASHES}

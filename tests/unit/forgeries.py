@@ -24,30 +24,34 @@ def rows_of(records):
     return [record for record in records if record["record"] == "measurement"]
 
 
-def scale(records, times):
-    """Divide the time of every sample by ``times``, so that each kernel looks faster by this factor."""
+def scale(records, factor):
+    """Divide the time of every sample by ``factor``, so that each kernel looks faster by this factor."""
     for record in rows_of(records):
-        record["samples_seconds"] = [round(sample / times, 9) for sample in record["samples_seconds"]]
+        record["samples_seconds"] = [round(sample / factor, 9) for sample in record["samples_seconds"]]
 
 
 def recompute(path, records):
     """Recompute all figures that depend on the samples: in rows, in ceilings and in the summary. Return the records."""
     for _, record, row in _make_reviewed_log(path, records).rows:
-        again = make_measurement_record(row)
-        record.update({name: again[name] for name in record if name in again and name != "time"})
+        new_record = make_measurement_record(row)
+        record.update({name: new_record[name] for name in record if name in new_record and name != "time"})
     reviewed_log = _make_reviewed_log(path, records)
     ceilings = recompute_ceilings(reviewed_log)
     for _, record in reviewed_log.select_records("ceiling"):
-        again = next((make_ceiling_record(each) for each in ceilings.values() if each.regime == record["regime"]), {})
-        record.update({name: again[name] for name in record if name in again})
+        new_record = next(
+            (make_ceiling_record(ceiling) for ceiling in ceilings.values() if ceiling.regime == record["regime"]), {}
+        )
+        record.update({name: new_record[name] for name in record if name in new_record})
     reviewed_log = _make_reviewed_log(path, records)
     if records[-1]["record"] == "summary":
         plan, log = reviewed_log.log.plan, reviewed_log.log
-        again = get_kind(plan).make_summary(plan, log.measurements, ceilings or log.matmul_ceilings, RunEnd("complete"))
-        records[-1]["best"] = again["best"]
+        new_summary = get_kind(plan).make_summary(
+            plan, log.measurements, ceilings or log.matmul_ceilings, RunEnd("complete")
+        )
+        records[-1]["best"] = new_summary["best"]
     return records
 
 
 def _make_reviewed_log(path, records):
-    numbered = tuple(enumerate(records, start=1))
-    return ReviewedLog(numbered, build_run_log(path, numbered))
+    numbered_records = tuple(enumerate(records, start=1))
+    return ReviewedLog(numbered_records, build_run_log(path, numbered_records))

@@ -24,11 +24,11 @@ POINTS = {
 }
 
 
-def short(planned, sizes=(4096, 8192), scouts=6):
-    """Return a ``plan_search`` whose plans have few shapes. ``planned``: the original ``plan_search``."""
+def short(original_plan_search, sizes=(4096, 8192), scouts=6):
+    """Return a ``plan_search`` whose plans have few shapes."""
 
     def plan_search(*arguments, **options):
-        plan, kernels = planned(*arguments, **options)
+        plan, kernels = original_plan_search(*arguments, **options)
         return replace(
             plan, options=replace(plan.options, grid=MatmulGrid(sizes, sizes, sizes), scouts=scouts, refinements=0)
         ), kernels
@@ -38,13 +38,14 @@ def short(planned, sizes=(4096, 8192), scouts=6):
 
 def install(monkeypatch):
     """Make the simulated accelerator the only accelerator of this machine, and make searches short."""
-    others = discovery.find_entry_points
+    find_installed_entry_points = discovery.find_entry_points
 
-    def points(group):
-        own = POINTS.get(group)
-        return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
+    def find_entry_points(group):
+        if group not in POINTS:
+            return find_installed_entry_points(group=group)
+        return [EntryPoint(name, value, group) for name, value in POINTS[group].items()]
 
-    monkeypatch.setattr(discovery, "find_entry_points", points)
+    monkeypatch.setattr(discovery, "find_entry_points", find_entry_points)
     monkeypatch.setattr(SimulatedMatmul, "is_default", True)
     monkeypatch.setattr(GridSearchStrategy, "max_distant_shapes", 1)
     monkeypatch.setattr("mamf.api.measuring.plan_search", short(grid.plan_search))

@@ -6,8 +6,8 @@ from mamf.engine.runner import RunSetup
 from mamf.operations.matmul.shapes import SearchOptions
 from mamf.plans import FIND, MATMUL, SHUFFLED_ORDER, SWEEP, Plan, SweepOptions
 
-_OPTIONS = {field.name for field in fields(SweepOptions)}
-_SEARCH = {field.name for field in fields(SearchOptions)}
+_SWEEP_OPTION_NAMES = {field.name for field in fields(SweepOptions)}
+_SEARCH_OPTION_NAMES = {field.name for field in fields(SearchOptions)}
 
 
 def setup_of(plan, kernels, backend, rows=()):
@@ -15,18 +15,20 @@ def setup_of(plan, kernels, backend, rows=()):
     return RunSetup(plan, backend, list(zip(plan.kernels, kernels, strict=True)), list(rows))
 
 
-def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **given):
+def sweep_plan(shapes, problem, regimes=("burst",), kernel="torch.mm", **settings):
     """Return a plan that sweeps matmul shapes with one kernel."""
-    options = {"order": SHUFFLED_ORDER} | {name: given.pop(name) for name in _OPTIONS & given.keys()}
-    return Plan(SWEEP, MATMUL, (problem,), (kernel,), tuple(shapes), regimes, options=SweepOptions(**options), **given)
+    options = {"order": SHUFFLED_ORDER} | {name: settings.pop(name) for name in _SWEEP_OPTION_NAMES & settings.keys()}
+    return Plan(
+        SWEEP, MATMUL, (problem,), (kernel,), tuple(shapes), regimes, options=SweepOptions(**options), **settings
+    )
 
 
-def kernels_plan(operation, shapes, problems, kernels, regimes=("burst",), **given):
+def kernels_plan(operation, shapes, problems, kernels, regimes=("burst",), **settings):
     """Return a plan that sweeps shapes of any operation with several kernels."""
-    return Plan(SWEEP, operation, tuple(problems), tuple(kernels), tuple(shapes), regimes, **given)
+    return Plan(SWEEP, operation, tuple(problems), tuple(kernels), tuple(shapes), regimes, **settings)
 
 
-def search_plan(problem, kernels, grid, regimes=("burst", "sustained"), **given):
+def search_plan(problem, kernels, grid, regimes=("burst", "sustained"), **settings):
     """Return a plan that searches a grid for the matmul ceilings of a device."""
-    options = SearchOptions(grid, **{name: given.pop(name) for name in _SEARCH & given.keys()})
-    return Plan(FIND, MATMUL, (problem,), tuple(kernels), regimes=regimes, options=options, **given)
+    options = SearchOptions(grid, **{name: settings.pop(name) for name in _SEARCH_OPTION_NAMES & settings.keys()})
+    return Plan(FIND, MATMUL, (problem,), tuple(kernels), regimes=regimes, options=options, **settings)

@@ -22,13 +22,13 @@ from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 FAULTS, DEVICES = "SIMULATED_FAULTS", "SIMULATED_DEVICES"
 POINTS = {
     discovery.BACKEND_GROUP: {"simulated": "simulated_node:Node"},
-    discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "simulated_node:Matmul"},
+    discovery.MATMUL_KERNEL_GROUP: {"simulated.mm": "simulated_node:NodeMatmul"},
     "mamf.bandwidth_kernels": {"simulated-bandwidth": "mamf.testing:SimulatedBandwidth"},
     "mamf.copy_kernels": {"simulated-copies": "mamf.testing:SimulatedCopies"},
 }
 
 
-class Matmul(SimulatedMatmul):
+class NodeMatmul(SimulatedMatmul):
     is_default = True
 
 
@@ -52,8 +52,8 @@ class Node(SimulatedBackend):
             os._exit(9)
         while fault == "hangs":
             time.sleep(60)
-        told = fault.get("physics") if isinstance(fault, dict) else None
-        super().__init__(index, Physics(**told) if told else None, seed=index)
+        physics_arguments = fault.get("physics") if isinstance(fault, dict) else None
+        super().__init__(index, Physics(**physics_arguments) if physics_arguments else None, seed=index)
 
     def read_bus_address(self):
         return f"0000:{self.index:02x}:00.0"
@@ -69,13 +69,15 @@ def short_plan(*arguments, **options):
 
 def install(patch):
     """Make the simulated node the only accelerator, shorten searches, and skip the checks of host load and checkout."""
-    others = discovery.find_entry_points
+    find_other_entry_points = discovery.find_entry_points
 
-    def points(group):
-        own = POINTS.get(group)
-        return others(group=group) if own is None else [EntryPoint(*each, group) for each in own.items()]
+    def find_entry_points(group):
+        simulated_points = POINTS.get(group)
+        if simulated_points is None:
+            return find_other_entry_points(group=group)
+        return [EntryPoint(name, value, group) for name, value in simulated_points.items()]
 
-    patch.setattr(discovery, "find_entry_points", points)
+    patch.setattr(discovery, "find_entry_points", find_entry_points)
     patch.setattr(GridSearchStrategy, "max_distant_shapes", 1)
     patch.setattr("mamf.node.device.plan_search", short_plan)
     patch.setattr(

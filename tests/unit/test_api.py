@@ -20,20 +20,20 @@ def backend():
     return SimulatedBackend()
 
 
-def sweep_of(backend, **options):
+def sweep_two_shapes(backend, **options):
     return mamf.sweep(["2048x2048x2048", "4096x4096x4096"], backend=backend, kernel=KERNEL, **options)
 
 
-def test_a_call_that_is_broken_off_leaves_a_log_that_says_so(backend, tmp_path):
-    rows = sweep_of(backend, log=tmp_path / "run.jsonl")
+def test_a_sweep_that_the_caller_ends_early_leaves_an_interrupted_log(backend, tmp_path):
+    rows = sweep_two_shapes(backend, log=tmp_path / "run.jsonl")
     next(rows)
     rows.close()
     log = mamf.read_log(tmp_path / "run.jsonl")
     assert (len(log.measurements), log.tier, log.summary["reason"]) == (1, "interrupted", "by the caller")
 
 
-def test_a_call_whose_rows_nobody_asks_for_lets_go_of_its_log(backend, tmp_path):
-    rows = sweep_of(backend, log=tmp_path / "run.jsonl")
+def test_closing_a_sweep_whose_rows_were_never_read_unlocks_its_log(backend, tmp_path):
+    rows = sweep_two_shapes(backend, log=tmp_path / "run.jsonl")
     with pytest.raises(UsageError, match="is writing"):
         RunLogWriter.resume(tmp_path / "run.jsonl")
     rows.close()
@@ -43,13 +43,13 @@ def test_a_call_whose_rows_nobody_asks_for_lets_go_of_its_log(backend, tmp_path)
 
 
 def test_rows_are_flat(backend, tmp_path):
-    list(sweep_of(backend, log=tmp_path / "run.jsonl"))
+    list(sweep_two_shapes(backend, log=tmp_path / "run.jsonl"))
     row = mamf.read_log(tmp_path / "run.jsonl").rows()[0]
     assert {"shape.m", "tflops.median", "kernel", "regime"} <= row.keys()
     assert not [name for name, value in row.items() if isinstance(value, dict)]
 
 
-def test_values_are_given_alone_or_as_several(backend):
+def test_an_argument_is_one_value_or_a_list_of_values(backend):
     kernel = "mamf.testing:SimulatedAttention"
     rows = mamf.attention("b1h1q64k64d64", dtype=["bf16", "fp16"], kernel=kernel, regime="burst", backend=backend)
     assert [row.problem.dtype for row in rows] == ["bfloat16", "float16"]
@@ -59,7 +59,7 @@ def test_values_are_given_alone_or_as_several(backend):
     assert str(row.shape) == "4096x4096x4096"
 
 
-def test_a_dtype_may_be_that_of_torch(backend):
+def test_a_dtype_may_be_a_dtype_of_torch(backend):
     class TorchDtype:  # str(torch.bfloat16) returns the same text
         def __str__(self):
             return "torch.bfloat16"
@@ -68,7 +68,7 @@ def test_a_dtype_may_be_that_of_torch(backend):
     assert row.problem.dtype == "bfloat16"
 
 
-def test_what_cannot_be_measured_is_said_before_anything_is(backend):
+def test_wrong_arguments_are_refused_before_anything_is_measured(backend):
     with pytest.raises(UsageError, match="not an attention shape"):
         mamf.attention(["nonsense"], backend=backend)
     with pytest.raises(UnavailableError, match="flash-attn-4"):
@@ -77,7 +77,7 @@ def test_what_cannot_be_measured_is_said_before_anything_is(backend):
         mamf.measure_kernels("nope", backend=backend)
 
 
-def test_what_an_operation_declares_is_a_keyword(backend):
+def test_the_options_of_an_operation_are_keywords(backend):
     call = {"kernel": "mamf.testing:SimulatedAttention", "backend": backend}
     rows = mamf.attention(seq_lens=[64, "128"], head_dims="64/32", direction=["fwd", "bwd"], **call)
     assert [(row.problem.direction, str(row.shape)) for row in rows] == [
@@ -100,12 +100,12 @@ def test_what_an_operation_declares_is_a_keyword(backend):
         ({"m": "4k"}, "'4k' is not a whole number"),
     ],
 )
-def test_a_keyword_that_is_wrong_is_refused(backend, options, message):
+def test_a_keyword_with_a_wrong_value_is_refused(backend, options, message):
     with pytest.raises(UsageError, match=message):
         mamf.sweep(kernel=KERNEL, backend=backend, **options)
 
 
-def test_a_find_that_confirms_too_little_is_no_complete_log(backend, tmp_path):
+def test_a_find_without_a_confirmed_ceiling_leaves_an_interrupted_log(backend, tmp_path):
     with pytest.raises(DeviceError, match="no sustained ceiling"):
         mamf.find(
             backend=backend, kernel=[KERNEL], regime="sustained", budget_seconds=12.0, log=tmp_path / "find.jsonl"
@@ -114,7 +114,7 @@ def test_a_find_that_confirms_too_little_is_no_complete_log(backend, tmp_path):
     assert (log.tier, log.summary["reason"]) == ("interrupted", "the budget ended")
 
 
-def test_a_search_streams_and_has_its_ceiling(machine):
+def test_a_search_yields_its_rows_and_then_has_a_ceiling(machine):
     search = mamf.search("bfloat16", log="run.jsonl")
     with pytest.raises(DeviceError, match="no burst ceiling was confirmed"):
         assert search.ceiling
@@ -124,27 +124,28 @@ def test_a_search_streams_and_has_its_ceiling(machine):
     assert list(search) == []
 
 
-@pytest.mark.parametrize("stop", [4, 5, 8])
-def test_ctrl_c_in_a_callback_keeps_what_was_confirmed(machine, stop):
+@pytest.mark.parametrize("interrupted_round", [4, 5, 8])
+def test_ctrl_c_in_a_callback_keeps_what_was_confirmed(machine, interrupted_round):
     def on_row(row):
-        if (row.phase, row.round_number) == ("confirm", stop):
+        if (row.phase, row.round_number) == ("confirm", interrupted_round):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         mamf.find("bfloat16", on_row=on_row, log="run.jsonl")
     log = mamf.read_log("run.jsonl")
-    assert (log.tier, log.ceilings["burst"].round_count in (stop - 1, stop)) == ("interrupted", True)
+    assert log.tier == "interrupted"
+    assert log.ceilings["burst"].round_count in (interrupted_round - 1, interrupted_round)
     rules = {finding.rule for finding in mamf.check("run.jsonl").findings}
     assert not rules & {"ceiling-mismatch", "best-mismatch"}
 
 
-def test_a_librarys_log_says_what_the_doctor_found(machine):
+def test_a_log_of_the_python_api_contains_the_findings_of_the_checks(machine):
     list(mamf.sweep(["2048x2048x2048"], log="run.jsonl"))
     assert "ok   host load: idle" in mamf.read_log("run.jsonl").header["findings"]
     assert not [finding for finding in mamf.check("run.jsonl").findings if "findings" in finding.message]
 
 
-def test_a_log_or_its_file_is_compared(machine):
+def test_compare_takes_logs_and_paths_of_logs(machine):
     before, after = mamf.read_log("before.jsonl"), mamf.read_log("after.jsonl")
     assert mamf.compare(before, "after.jsonl").rows() == mamf.compare("before.jsonl", after).rows()
     assert mamf.compare(before, after).rows()[0]["verdict"] == "SAME"
@@ -152,7 +153,7 @@ def test_a_log_or_its_file_is_compared(machine):
         mamf.compare("sweep.jsonl", "attention.jsonl")
 
 
-def test_an_imported_run_is_kept_and_read(machine):
+def test_an_imported_run_is_written_and_read_back(machine):
     (run,) = mamf.import_logs("finder.txt")
     mamf.write_imported(run, "finder.jsonl")
     assert mamf.read_log("finder.jsonl") == run
@@ -168,18 +169,18 @@ def test_the_version_is_the_one_in_pyproject():
 
 def test_importing_and_reading_load_no_torch(machine):
     code = "import sys, mamf; mamf.read_log('find.jsonl')._repr_html_(); print({'torch', 'numpy'} & set(sys.modules))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert ran.stdout.strip() == "set()"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "set()"
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (lambda: mamf.find(budget="1s"), "did you mean 'budget_seconds'?"),
         (lambda: mamf.attention(seqlens=[4]), "did you mean 'seq_lens'?"),
         (lambda: mamf.sweep(num_iterations=5), "sweep() takes backend, budget_seconds, "),
     ],
 )
-def test_a_wrong_keyword_names_the_right_one(call, told):
-    with pytest.raises(TypeError, match=re.escape(told)):
+def test_a_wrong_keyword_names_the_right_one(call, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
         call()

@@ -8,21 +8,21 @@ from random import Random
 import pytest
 from attacks import calls, faults, inputs
 from attacks.calls import Counts, call
-from attacks.honest import LEGACY, RUNS, little_work, make
+from attacks.honest import LEGACY, RUNS, make_logs, shorten_runs
 from forked import Command
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
     """Return the paths of undamaged logs of each kind, by name."""
-    with little_work():
-        return make(tmp_path_factory.mktemp("honest"))
+    with shorten_runs():
+        return make_logs(tmp_path_factory.mktemp("honest"))
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with little_work():
+    with shorten_runs():
         yield tmp_path
 
 
@@ -41,7 +41,7 @@ def test_odd_command_lines_are_refused_in_a_line(logs, folder):
 
 def test_a_run_that_meets_any_fault_is_resumed_without_a_row_lost_or_measured_twice(folder):
     counts = faults.attack_runs(folder, Random(0), 20)
-    assert counts.of["kills"] >= 20
+    assert counts.totals["kills"] >= 20
     assert counts.codes[1] and counts.codes[130]
     assert_survived(counts)
 
@@ -49,39 +49,39 @@ def test_a_run_that_meets_any_fault_is_resumed_without_a_row_lost_or_measured_tw
 @pytest.mark.emulated
 def test_processes_that_are_killed_lose_nothing(folder, monkeypatch):
     sizes = "--m-range 0 6400 64 --n 64 --k 64"
-    monkeypatch.setattr(faults, "PROCESSES", (faults.Run("sweep", faults.PROCESSES[0].begin, sizes),))
-    monkeypatch.setattr(faults, "start", Command)
+    monkeypatch.setattr(faults, "PROCESSES", (faults.AttackedRun("sweep", faults.PROCESSES[0].base_arguments, sizes),))
+    monkeypatch.setattr(faults, "start_process", Command)
     assert_survived(faults.attack_processes(folder, Random(0), 2))
 
 
 # -- faults that the attacks have found --------------------------------------------------------------------------------
 
 
-def test_a_log_is_let_go_of_when_a_signal_falls_into_its_header(folder):
+def test_a_log_can_be_resumed_after_a_signal_during_its_header(folder):
     path, run = folder / "run.jsonl", RUNS[0]
-    with faults.at_a_write(0, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
-        assert call(run.new(path), Counts("interrupted")).code == 130
-    assert call(run.resumed(path), Counts("resumed")).code == 0
+    with faults.call_at_write(0, Random(0), lambda: signal.raise_signal(signal.SIGINT)):
+        assert call(run.make_new_command(path), Counts("interrupted")).code == 130
+    assert call(run.make_resume_command(path), Counts("resumed")).code == 0
 
 
-def changed(path, number, value, *way):
+def change_log(path, line_index, value, *keys):
     """Replace a value in one line of a log. The new value None deletes the field ``left``.
 
-    ``number``: the index of the line, from 0. ``way``: the keys that lead to the value.
+    ``line_index``: the index of the line, from 0. ``keys``: the keys that lead to the value.
     """
     lines = path.read_text().splitlines()
-    record = holder = json.loads(lines[number])
-    for name in way[:-1]:
+    record = holder = json.loads(lines[line_index])
+    for name in keys[:-1]:
         holder = holder[name]
-    holder[way[-1]] = value
-    if value is None and way[-1] == "left":
+    holder[keys[-1]] = value
+    if value is None and keys[-1] == "left":
         del holder["left"]
-    lines[number] = json.dumps(record)
+    lines[line_index] = json.dumps(record)
     path.write_text("\n".join(lines) + "\n")
 
 
 @pytest.mark.parametrize(
-    ("number", "value", "way", "told"),
+    ("line_index", "value", "keys", "message"),
     [
         (0, ["a"], ("device",), "field device: expected `str | null`"),
         (0, "text", ("software",), "field software: expected `object`"),
@@ -93,35 +93,39 @@ def changed(path, number, value, *way):
         (-1, {"a": {}}, ("means",), "field means[...]: expected `float`"),
     ],
 )
-def test_an_imported_log_is_held_to_its_types(number, value, way, told, folder, logs):
+def test_an_imported_log_with_a_wrong_type_is_refused(line_index, value, keys, message, folder, logs):
     path = folder / "imported.jsonl"
     shutil.copy(logs[LEGACY], path)
-    changed(path, number, value, *way)
+    change_log(path, line_index, value, *keys)
     counts = Counts("imported")
-    ended = call(["show", str(path)], counts)
+    result = call(["show", str(path)], counts)
     assert_survived(counts)
-    assert (ended.code, told in ended.err) == (2, True), ended.err
+    assert (result.code, message in result.err) == (2, True), result.err
 
 
-def test_a_summary_may_not_say_what_is_left(folder, logs):
+def test_a_summary_without_the_field_left_is_shown(folder, logs):
     path = folder / "sweep.jsonl"
     shutil.copy(logs["sweep"], path)
-    changed(path, -1, None, "left")
+    change_log(path, -1, None, "left")
     assert "complete; 6 measurements" in call(["show", str(path)], Counts("left")).out
 
 
 # -- inputs of unlimited size ------------------------------------------------------------------------------------------
 
 
-class Smallest(Random):
-    """A random generator that always chooses the first value. The attacks list the smallest size first."""
+class FixedChoice(Random):
+    """A random generator that always chooses the value at ``index``. The attacks list the smallest size first."""
+
+    index = 0
 
     def choice(self, values):
-        return values[0]
+        return values[self.index]
 
 
-@pytest.mark.parametrize("kind", inputs.UNBOUNDED)
-def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "index"), [*((kind, 0) for kind in inputs.UNBOUNDED), *(("nesting", n) for n in (1, 2, 3))]
+)
+def test_inputs_of_unlimited_size_are_read_or_refused_in_a_line(kind, index, logs, folder, monkeypatch):
     # Lower the limits on the sizes of inputs to an eighth or a quarter, so that smaller inputs exceed them.
     monkeypatch.setattr("mamf.cli.reading.MAX_LOG_BYTES", 64 << 20)
     monkeypatch.setattr("mamf.logs.finder.MAX_FINDER_LOG_BYTES", 32 << 20)
@@ -130,7 +134,8 @@ def test_inputs_without_bound_are_read_or_refused_in_a_line(kind, logs, folder, 
     # The sizes are about half of those in tools/attack.py. Code whose time grows with the square of the size takes a
     # quarter of the time on them, so the time limit is a quarter too.
     monkeypatch.setattr(calls, "HANG_SECONDS", calls.HANG_SECONDS / 4)
+    monkeypatch.setattr(FixedChoice, "index", index)
     counts = Counts(kind)
-    inputs.UNBOUNDED[kind](logs["sweep"], folder, Smallest(0), counts)
-    assert counts.of["calls"]
+    inputs.UNBOUNDED[kind](logs["sweep"], folder, FixedChoice(0), counts)
+    assert counts.totals["calls"]
     assert_survived(counts)

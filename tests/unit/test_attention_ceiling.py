@@ -23,7 +23,7 @@ from mamf.testing import SimulatedMatmul
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
 KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
 OPTIONS = [*SIMULATED, *KERNEL, "--seq-lens", "1024", "2048", "--causal", "both"]
-STEPS = 4
+ROW_COUNT = 4
 
 
 @pytest.fixture(autouse=True)
@@ -56,22 +56,21 @@ def whole(attention, tmp_path):
 WHOLE = []  # shared by all tests, because a search takes a second
 
 
-def read(tmp_path):
+def read_log(tmp_path):
     return read_run_log(tmp_path / "run.jsonl")
 
 
-def complete_without_ceilings(tmp_path):
-    """Return the log, after checking that the run measured every row but confirmed no ceiling."""
-    log = read(tmp_path)
-    assert (log.tier, log.matmul_ceilings, len(steps(log))) == ("complete", {}, STEPS)
-    return log
+def assert_complete_without_ceilings(tmp_path):
+    """Check that the run measured every row but confirmed no ceiling."""
+    log = read_log(tmp_path)
+    assert (log.tier, log.matmul_ceilings, len(select_attention_rows(log))) == ("complete", {}, ROW_COUNT)
 
 
-def searched(log):
+def select_search_rows(log):
     return [row for row in log.measurements if row.phase]
 
 
-def steps(log):
+def select_attention_rows(log):
     return [row for row in log.measurements if row.operation == "attention"]
 
 
@@ -79,7 +78,7 @@ def steps(log):
 
 
 @pytest.mark.parametrize("option", [["--no-ceiling"], ["--ceiling", "run.jsonl"]])
-def test_a_log_that_searches_its_ceiling_is_not_resumed_otherwise(whole, run, resume, tmp_path, option):
+def test_a_log_with_a_ceiling_search_is_not_resumed_with_another_ceiling_option(whole, resume, tmp_path, option):
     (tmp_path / "run.jsonl").write_bytes(b"".join(whole[2].splitlines(keepends=True)[:5]))
     (tmp_path / "ceiling.jsonl").write_bytes(whole[2])
     code, out, err = resume(*(each.replace("run", "ceiling") for each in option))
@@ -100,7 +99,7 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
     code, _, err = attention("--budget", f"{budget}s", "--seq-lens", *map(str, range(512, 16385, 512)))
     assert code == 0
     assert f"--budget leaves only {budget / 2:g} of the usual 12 s for the bfloat16 ceiling" in err
-    log = read(tmp_path)
+    log = read_log(tmp_path)
     assert [text for text in log.header["findings"] if f"search time: --budget leaves only {budget / 2:g} of" in text]
     assert log.summary["reason"] == "the budget ended"
     assert budget - 0.5 < log.summary["elapsed_seconds"] < budget + 0.5
@@ -110,11 +109,11 @@ def test_the_search_counts_toward_the_budget(attention, tmp_path, monkeypatch, b
 def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(attention, resume, tmp_path):
     code, out, err = attention("--budget", "2s")
     assert code == 0
-    said = "no bfloat16 burst ceiling was confirmed in 1 s, so rows show no share of it: search again with --resume"
-    assert f"mamf: {said}" in err
-    assert f"interrupted: the budget ended; {said}" in out
-    log = read(tmp_path)
-    before = steps(log)
+    message = "no bfloat16 burst ceiling was confirmed in 1 s, so rows show no share of it: search again with --resume"
+    assert f"mamf: {message}" in err
+    assert f"interrupted: the budget ended; {message}" in out
+    log = read_log(tmp_path)
+    before = select_attention_rows(log)
     assert before and all(row.ok for row in before)
     assert log.matmul_ceilings == {}
     assert {best["mamfu"] for best in log.summary["best"].values()} == {None}
@@ -122,21 +121,21 @@ def test_without_a_confirmed_ceiling_kernels_are_measured_and_shares_missing(att
     code, out, err = resume("--budget", "20s")
     assert code == 0
     assert "complete; 3 measurements" in out
-    assert "no shares" not in err
-    after = read(tmp_path)
+    assert "show no share" not in err
+    after = read_log(tmp_path)
     assert set(after.matmul_ceilings) == {("bfloat16", "burst")}
-    assert steps(after)[: len(before)] == before, "a resumed run must not measure them again"
-    assert len(steps(after)) == STEPS
+    assert select_attention_rows(after)[: len(before)] == before, "a resumed run must not measure them again"
+    assert len(select_attention_rows(after)) == ROW_COUNT
     assert all(0.1 < best["mamfu"] < 1 for best in after.summary["best"].values())
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
-def test_without_a_product_that_works_kernels_are_measured_and_shares_missing(attention, monkeypatch, tmp_path):
+def test_without_a_working_matmul_kernels_are_measured_and_shares_missing(attention, monkeypatch, tmp_path):
     monkeypatch.setattr(SimulatedMatmul, "prepare", lambda *arguments: 1 / 0)
     code, _, err = attention()
     assert code == 0
     assert "cannot measure a bfloat16 ceiling, so rows in this dtype show no share (MAMFU): " in err
-    complete_without_ceilings(tmp_path)
+    assert_complete_without_ceilings(tmp_path)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
@@ -144,7 +143,8 @@ def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
     code, out, err = attention("--dry-run")
     assert code == 0
     assert "ceilings: first the search for bfloat16 burst, at most 12 s" in out
-    assert f"time: about {12 + STEPS:.1f} s for the timed launches, plus the time to prepare and verify the rows" in out
+    time = f"{12 + ROW_COUNT:.1f} s"
+    assert f"time: about {time} for the timed launches, plus the time to prepare and verify the rows" in out
     assert "leaves" not in err
     assert list(tmp_path.iterdir()) == []
 
@@ -153,28 +153,28 @@ def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
 
 
 @pytest.mark.parametrize("share", [0.2, 0.5, 0.9])
-def test_an_interrupted_search_goes_on_with_the_rows_it_has(whole, attention, resume, on_launch, tmp_path, share):
-    complete = read(tmp_path)
-    launches = int(share * sum(row.launch_count for row in searched(complete)))
+def test_an_interrupted_search_resumes_with_the_rows_it_has(whole, attention, resume, on_launch, tmp_path, share):
+    complete = read_log(tmp_path)
+    launches = int(share * sum(row.launch_count for row in select_search_rows(complete)))
     (tmp_path / "run.jsonl").unlink()
     on_launch(lambda count: os.kill(os.getpid(), signal.SIGINT) if count == launches else None)
     code, out, _ = attention()
     assert code == 130
     assert "interrupted: by the user; 0 measurements in " in out
     assert "4 measurements left: continue with --resume" in out
-    before = read(tmp_path)
+    before = read_log(tmp_path)
     assert {row.phase for row in before.measurements} <= {"scout", "refine", "choose", "confirm"}
     assert before.matmul_ceilings == {}
     on_launch(lambda count: None)
     assert resume()[0] == 0
-    after = read(tmp_path)
+    after = read_log(tmp_path)
     assert after.measurements[: len(before.measurements)] == before.measurements
-    written = rows(map(json.loads, (tmp_path / "run.jsonl").open()))
-    own = (row for row in written if row["phase"])
-    assert max(Counter((row["phase"], row["round"], str(row["shape"])) for row in own).values()) == 1
-    assert len(steps(after)) == STEPS
-    (ceiling,), (usual,) = after.matmul_ceilings.values(), complete.matmul_ceilings.values()
-    assert ceiling.tflops == pytest.approx(usual.tflops, rel=0.01)
+    row_records = rows(map(json.loads, (tmp_path / "run.jsonl").open()))
+    search_records = (row for row in row_records if row["phase"])
+    assert max(Counter((row["phase"], row["round"], str(row["shape"])) for row in search_records).values()) == 1
+    assert len(select_attention_rows(after)) == ROW_COUNT
+    (ceiling,), (expected,) = after.matmul_ceilings.values(), complete.matmul_ceilings.values()
+    assert ceiling.tflops == pytest.approx(expected.tflops, rel=0.01)
     assert found(tmp_path / "run.jsonl") <= {"simulated", "missing-field"}
 
 
@@ -198,14 +198,14 @@ def test_an_honest_log_is_accepted(records, tmp_path):
     assert all(finding.is_warning for finding in findings)
 
 
-def test_rows_of_the_search_are_no_entries_of_the_collection(whole, tmp_path):
+def test_rows_of_the_search_are_not_entries_of_the_collection(whole, tmp_path):
     collection = read_collection(tmp_path, [tmp_path / "run.jsonl"])
-    assert [entry.table_name for entry in collection.rates] == ["shares"] * STEPS
+    assert [entry.table_name for entry in collection.rates] == ["shares"] * ROW_COUNT
 
 
 def test_rows_of_the_search_are_not_compared(whole, tmp_path):
-    log = read(tmp_path)
-    assert len(compare_logs(log, log).pairs) == STEPS
+    log = read_log(tmp_path)
+    assert len(compare_logs(log, log).pairs) == ROW_COUNT
 
 
 @pytest.mark.parametrize(("regime", "code"), [("burst", 0), ("sustained", 2)])
@@ -216,6 +216,6 @@ def test_only_a_needed_ceiling_must_have_a_known_interval(run, find_records, tmp
         if record["record"] == "ceiling" and record["regime"] == "sustained":
             record["interval_tflops"][0] = 0.0
     write(tmp_path / "find.jsonl", records)
-    ended = run("attention", *SIMULATED, *KERNEL, "--seq-lens", "1024", "--regime", regime, "--ceiling", "find.jsonl")
-    assert (ended[0], "the sustained ceiling is too noisy" in ended[2]) == (code, code == 2)
-    assert ("or give --no-ceiling instead of --ceiling" in ended[2]) == (code == 2)
+    result = run("attention", *SIMULATED, *KERNEL, "--seq-lens", "1024", "--regime", regime, "--ceiling", "find.jsonl")
+    assert (result[0], "the sustained ceiling is too noisy" in result[2]) == (code, code == 2)
+    assert ("or give --no-ceiling instead of --ceiling" in result[2]) == (code == 2)

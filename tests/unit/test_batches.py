@@ -44,36 +44,36 @@ class Batch:
         ({"input_ids": IDS}, CLASSES),
     ],
 )
-def test_tokens_are_found_whatever_holds_them(batch):
-    found = read_batch_sizes(batch)
-    assert (found.token_count, found.sample_count, found.sequence_counts) == (4 * 128, 4, [(4, 128)])
+def test_tokens_are_counted_in_every_kind_of_batch(batch):
+    sizes = read_batch_sizes(batch)
+    assert (sizes.token_count, sizes.sample_count, sizes.sequence_counts) == (4 * 128, 4, [(4, 128)])
 
 
 def test_batches_within_a_batch_are_added_up():
-    found = read_batch_sizes([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
-    assert (found.token_count, found.sample_count, found.sequence_counts) == (350, 5, [(2, 100), (3, 50)])
+    sizes = read_batch_sizes([{"input_ids": Tensor(2, 100)}, {"input_ids": Tensor(3, 50)}])
+    assert (sizes.token_count, sizes.sample_count, sizes.sequence_counts) == (350, 5, [(2, 100), (3, 50)])
 
 
-def test_ids_of_other_dimensions_are_sequences_along_the_last():
+def test_token_ids_are_sequences_along_the_last_dimension():
     assert read_batch_sizes({"input_ids": Tensor(2, 4, 64)}).sequence_counts == [(8, 64)]
     assert read_batch_sizes({"input_ids": Tensor(512)}).sequence_counts == [(1, 512)]
 
 
 @pytest.mark.parametrize("batch", [IMAGES, (IMAGES, CLASSES), {"pixel_values": IMAGES, "labels": CLASSES}])
-def test_images_are_samples_and_no_tokens(batch):
-    found = read_batch_sizes(batch)
-    assert math.isnan(found.token_count)
-    assert (found.sample_count, found.sequence_counts) == (4, [])
+def test_images_count_as_samples_but_not_as_tokens(batch):
+    sizes = read_batch_sizes(batch)
+    assert math.isnan(sizes.token_count)
+    assert (sizes.sample_count, sizes.sequence_counts) == (4, [])
 
 
-def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
+def test_the_target_length_is_that_of_the_decoder_inputs_or_labels():
     assert read_batch_sizes({"input_ids": IDS, "labels": LABELS}).target_length == 32
     assert read_batch_sizes({"input_ids": IDS, "labels": CLASSES, "decoder_input_ids": LABELS}).target_length == 32
     assert read_batch_sizes({"input_ids": IDS, "labels": CLASSES}).target_length is None
 
 
 @pytest.mark.parametrize(
-    ("tokens", "samples", "found"),
+    ("tokens", "samples", "expected"),
     [
         (1024, None, (1024, 4, [(4, 256)])),
         (1022, None, (1022, 4, [])),
@@ -84,13 +84,13 @@ def test_the_targets_of_a_decoder_are_its_inputs_or_its_labels():
         (lambda batch: None, None, (math.nan, 4, [])),
     ],
 )
-def test_what_is_given_is_taken(tokens, samples, found):
-    taken = read_batch_sizes((IMAGES, CLASSES), tokens, samples)
-    assert (taken.token_count, taken.sample_count) == pytest.approx(found[:2], nan_ok=True)
-    assert taken.sequence_counts == found[2]
+def test_a_given_count_replaces_the_count_of_the_batch(tokens, samples, expected):
+    sizes = read_batch_sizes((IMAGES, CLASSES), tokens, samples)
+    assert (sizes.token_count, sizes.sample_count) == pytest.approx(expected[:2], nan_ok=True)
+    assert sizes.sequence_counts == expected[2]
 
 
 @pytest.mark.parametrize("tokens", [0, -1, 2.5, "many", (1, 2, 3), (0, 8), True])
-def test_what_is_no_count_is_refused(tokens):
+def test_an_invalid_token_count_is_refused(tokens):
     with pytest.raises(UsageError, match="must be a whole number above 0"):
         read_batch_sizes(IDS, tokens)

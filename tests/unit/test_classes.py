@@ -1,7 +1,6 @@
 """Test how mamf classifies the events of a profile: by kernel name, by calling operations, and in traces."""
 
 import csv
-import json
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ from mamf.profiling.traces import Event, Trace, find_busy_intervals
 DATA = Path(__file__).parent / "data"
 
 
-def rows_of(name):
+def read_csv_rows(name):
     return list(csv.DictReader((DATA / name).read_text().splitlines()))
 
 
@@ -49,7 +48,7 @@ def rows_of(name):
         ("", "", ()),
     ],
 )
-def test_a_name_is_read(name, function, arguments):
+def test_a_kernel_name_is_split_into_function_and_arguments(name, function, arguments):
     assert split_kernel_name(name) == (function, arguments)
 
 
@@ -69,7 +68,7 @@ def test_a_name_is_read(name, function, arguments):
         ("triton__0d1d2d3d", None),
     ],
 )
-def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected):
+def test_parts_of_words_and_template_arguments_do_not_decide_the_class(name, expected):
     assert classify_kernel_name(name) == expected
 
 
@@ -78,7 +77,7 @@ def test_no_part_of_a_word_and_no_argument_of_a_template_decides(name, expected)
 
 def test_99_percent_of_labeled_names_are_right():
     """Check kernel names from public traces. The label of a kernel is the class of the operation that launched it."""
-    rows = rows_of("kernel_names.csv")
+    rows = read_csv_rows("kernel_names.csv")
     wrong = [row["name"] for row in rows if classify_kernel_name(row["name"]) != row["class"]]
     assert len(rows) == 358
     assert sum(bool(row["held_out"]) for row in rows) == 98
@@ -89,7 +88,7 @@ def test_99_percent_of_labeled_names_are_right():
 # --- calling operations
 
 
-def under(kernel, *callers):
+def make_kernel_event(kernel, *callers):
     """Return a kernel with these callers, outermost first. Names in brackets are annotations, others are operations."""
     parent = None
     for name in callers:
@@ -101,25 +100,25 @@ def under(kernel, *callers):
 @pytest.mark.parametrize(
     ("event", "expected"),
     [
-        (under("reduce", "fbgemm::permute_2D_sparse_data"), "embedding"),
-        (under("gemm", "vllm::moe_forward"), "matmul"),
-        (under("copy", "vllm::all_reduce", "aten::copy_"), COMMUNICATION),
-        (under("elementwise", "_C::rms_norm"), "normalization"),
-        (under("elementwise", "_C_cache_ops::reshape_and_cache_flash"), "memory copies"),
-        (under("gemm", "[my::attention]"), "matmul"),
-        (under("reduce_kernel", "aten::linear", "aten::addmm"), "matmul"),
-        (under("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like"), "matmul"),
-        (under("nvjet", "aten::scaled_dot_product_attention", "aten::bmm"), "attention"),
-        (under("elementwise", "[Optimizer.step#AdamW.step]", "aten::add_"), "optimizer"),
+        (make_kernel_event("reduce", "fbgemm::permute_2D_sparse_data"), "embedding"),
+        (make_kernel_event("gemm", "vllm::moe_forward"), "matmul"),
+        (make_kernel_event("copy", "vllm::all_reduce", "aten::copy_"), COMMUNICATION),
+        (make_kernel_event("elementwise", "_C::rms_norm"), "normalization"),
+        (make_kernel_event("elementwise", "_C_cache_ops::reshape_and_cache_flash"), "memory copies"),
+        (make_kernel_event("gemm", "[my::attention]"), "matmul"),
+        (make_kernel_event("reduce_kernel", "aten::linear", "aten::addmm"), "matmul"),
+        (make_kernel_event("nvjet_sm90", "MyFunctionBackward", "mine::gemm_like"), "matmul"),
+        (make_kernel_event("nvjet", "aten::scaled_dot_product_attention", "aten::bmm"), "attention"),
+        (make_kernel_event("elementwise", "[Optimizer.step#AdamW.step]", "aten::add_"), "optimizer"),
         # In Lightning, the optimizer's step() calls the forward and backward passes.
-        (under("nvjet", "[Optimizer.step#AdamW.step]", "[mamf: module mlp]", "aten::addmm"), "matmul"),
-        (under("ncclDevKernel", "[Optimizer.step#Z.step]", "c10d::allreduce_"), COMMUNICATION),
+        (make_kernel_event("nvjet", "[Optimizer.step#AdamW.step]", "[mamf: module mlp]", "aten::addmm"), "matmul"),
+        (make_kernel_event("ncclDevKernel", "[Optimizer.step#Z.step]", "c10d::allreduce_"), COMMUNICATION),
         # The annotation of a collective also encloses unrelated operations that run before the collective ends.
-        (under("fc-dtype_Float", "[hccl:all_to_all]", "aten::addmm"), "matmul"),
-        (under("something", "[nccl:all_reduce]"), COMMUNICATION),
+        (make_kernel_event("fc-dtype_Float", "[hccl:all_to_all]", "aten::addmm"), "matmul"),
+        (make_kernel_event("something", "[nccl:all_reduce]"), COMMUNICATION),
     ],
 )
-def test_the_operation_decides(event, expected):
+def test_the_calling_operation_decides_the_class(event, expected):
     assert classify_event(event) == expected
 
 
@@ -130,31 +129,26 @@ def test_the_operation_decides(event, expected):
         (Event("Optimizer.step#AdamW.step", "annotation", 0, 9), "matmul"),  # as in Lightning
     ],
 )
-def test_the_backward_is_of_the_class_of_the_forward(caller, expected):
-    product = Event("aten::bmm", "operation", 0, 1, caller=caller)
-    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward_operation=product)
+def test_a_backward_pass_has_the_class_of_its_forward_pass(caller, expected):
+    matmul = Event("aten::bmm", "operation", 0, 1, caller=caller)
+    node = Event("autograd::engine::evaluate_function: BmmBackward0", "operation", 3, 4, forward_operation=matmul)
     assert classify_event(Event("aten::bmm", "operation", 3, 4, caller=node)) == expected
 
 
 # --- traces
 
 
-def written(path, *events, **head):
-    path.write_text(json.dumps({**head, "traceEvents": events}))
-    return path
-
-
-def seconds(trace):
-    by_class = group_pairs(
-        (classify_event(each.event), (each.start_seconds, each.end_seconds)) for each in find_busy_intervals(trace)
+def compute_seconds_by_class(trace):
+    intervals_by_class = group_pairs(
+        (classify_event(busy.event), (busy.start_seconds, busy.end_seconds)) for busy in find_busy_intervals(trace)
     )
-    return {name: visible for name, (visible, _) in compute_visible_and_hidden_seconds(by_class).items()}
+    return {name: visible for name, (visible, _) in compute_visible_and_hidden_seconds(intervals_by_class).items()}
 
 
 def test_waiting_by_gloo_is_communication():
-    product = Event("aten::mm", "operation", 0, 4)
+    matmul = Event("aten::mm", "operation", 0, 4)
     waiting = Event("gloo:all_reduce", "annotation", 3, 9)
     step = Event("train", "annotation", 0, 10)
-    assert seconds(Trace((product, waiting, step), 0, 10)) == {"matmul": 4, COMMUNICATION: 5}
+    assert compute_seconds_by_class(Trace((matmul, waiting, step), 0, 10)) == {"matmul": 4, COMMUNICATION: 5}
     kernel = Event("nvjet_tst", "kernel", 8, 10)
-    assert seconds(Trace((product, waiting, kernel), 0, 10)) == {"matmul": 2, COMMUNICATION: 5}
+    assert compute_seconds_by_class(Trace((matmul, waiting, kernel), 0, 10)) == {"matmul": 2, COMMUNICATION: 5}

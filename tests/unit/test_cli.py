@@ -40,7 +40,7 @@ def test_a_sweep_prints_the_best_and_leaves_a_log(sweep, tmp_path):
     assert log.summary["status"] == "complete"
 
 
-def test_mamf_finders_spelling_works(sweep):
+def test_options_in_the_spelling_of_mamf_finder_work(sweep):
     code, out, _ = sweep(
         *("--m_range", "0", "1024", "256", "--n", "65536", "--k", "65536", "--regime", "classic"),
         *("--num_warmup_iterations", "5", "--num_iterations", "10", "--output", "x"),
@@ -60,27 +60,27 @@ def test_mamf_finders_spelling_works(sweep):
         ("quux", "there is no command 'quux'; mamf --help lists all commands"),
     ],
 )
-def test_what_is_wrong_before_any_command_is_named(run, argument, complaint):
+def test_an_unknown_command_or_option_is_refused_with_a_hint(run, argument, complaint):
     assert run(argument) == (2, "", f"mamf: {complaint}\n")
 
 
-def test_mamf_alone_lists_the_commands_in_groups(run):
+def test_mamf_without_arguments_lists_the_commands_in_groups(run):
     code, out, err = run()
     assert (code, err) == (0, "")
     assert sorted(name for names in COMMANDS_BY_HEADING.values() for name in names) == sorted(COMMAND_DESCRIPTIONS)
-    for group, names in COMMANDS_BY_HEADING.items():
-        assert f"\n\n{group}:\n  {names[0]} " in out
+    for heading, names in COMMANDS_BY_HEADING.items():
+        assert f"\n\n{heading}:\n  {names[0]} " in out
     assert max(map(len, out.splitlines())) <= 120
 
 
 @pytest.mark.parametrize("command", COMMAND_DESCRIPTIONS)
 def test_help_begins_with_examples(run, command):
     _, out, _ = run(command, "--help")
-    above = out.partition("\nusage: ")[0]
-    assert sum("mamf " in line for line in above.partition("examples:\n")[2].splitlines()) >= 3, above
+    intro = out.partition("\nusage: ")[0]
+    assert sum("mamf " in line for line in intro.partition("examples:\n")[2].splitlines()) >= 3, intro
 
 
-def test_rare_options_are_in_the_whole_help_alone(run):
+def test_rare_options_are_only_in_the_whole_help(run):
     _, short, _ = run("sweep", "--help")
     _, whole, _ = run("sweep", "--help-all")
     assert "--num-warmup-iterations" not in short
@@ -106,28 +106,32 @@ def test_a_dry_run_says_what_would_be_done_and_writes_nothing(sweep, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def interrupt_at(count):
-    return lambda launches: os.kill(os.getpid(), signal.SIGINT) if launches == count else None
+def interrupt_at_launch(launch_number):
+    return lambda launch_count: os.kill(os.getpid(), signal.SIGINT) if launch_count == launch_number else None
 
 
-# Launches 2 and 33 come before the end of the first row. The launch ``last`` is part of the third row.
+# Launches 2 and 33 come before the end of the first row. The launch ``last_launch`` is part of the third row.
 @pytest.mark.parametrize(
-    ("regime", "at"),
-    [(regime, at) for regime, last in (("burst", 55), ("sustained", 4000), ("classic", 7470)) for at in (2, 33, last)],
+    ("regime", "launch_number"),
+    [
+        (regime, launch_number)
+        for regime, last_launch in (("burst", 55), ("sustained", 4000), ("classic", 7470))
+        for launch_number in (2, 33, last_launch)
+    ],
 )
-def test_ctrl_c_prints_the_best_so_far_and_the_rest_resumes(sweep, on_launch, at, regime, tmp_path):
+def test_ctrl_c_prints_the_best_so_far_and_the_run_can_be_resumed(sweep, on_launch, launch_number, regime, tmp_path):
     iterations = ["--num-iterations", "5", "--num-warmup-iterations", "1"] if regime == "classic" else []
     shapes = ["--m-range", "0", "2048", "256", "--n", "32768", "--k", "32768", "--regime", regime, *iterations]
-    on_launch(interrupt_at(at))
+    on_launch(interrupt_at_launch(launch_number))
     code, out, _ = sweep(*shapes, "--output", "run.jsonl")
     assert code == 130
     assert "interrupted: by the user" in out
     before = read_run_log(tmp_path / "run.jsonl")
     assert before.summary["status"] == "interrupted"
-    assert len(before.measurements) == (2 if at > 33 else 0)
+    assert len(before.measurements) == (2 if launch_number > 33 else 0)
     assert len(before.measurements) + before.summary["left"] == 7
     assert ("best" in out) == bool(before.measurements)
-    on_launch(lambda launches: None)
+    on_launch(lambda launch_count: None)
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
     after = read_run_log(tmp_path / "run.jsonl")
@@ -152,7 +156,7 @@ def test_a_signal_in_the_middle_of_a_record_waits_until_it_is_written(sweep, mon
     assert log.summary["status"] == "interrupted"
 
 
-def test_a_kernel_that_writes_nothing_is_a_row_and_not_the_end(sweep, tmp_path):
+def test_a_kernel_that_writes_nothing_fails_its_rows_but_not_the_run(sweep, tmp_path):
     """Check a kernel with the relative error NaN. JSON cannot represent NaN, so the row contains null and a reason."""
     (tmp_path / "nothing.py").write_text(
         textwrap.dedent("""
@@ -179,12 +183,12 @@ def test_a_failure_is_measured_again_when_resumed(sweep, tmp_path, monkeypatch):
     shape = MatmulShape(256, 4096, 4096)
     prepare = SimulatedMatmul.prepare
 
-    def failing(self, backend, problem, wanted, *arguments):
-        if wanted == shape:
+    def fail_on_one_shape(self, backend, problem, prepared_shape, *arguments):
+        if prepared_shape == shape:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return prepare(self, backend, problem, wanted, *arguments)
+        return prepare(self, backend, problem, prepared_shape, *arguments)
 
-    monkeypatch.setattr(SimulatedMatmul, "prepare", failing)
+    monkeypatch.setattr(SimulatedMatmul, "prepare", fail_on_one_shape)
     code, out, _ = sweep("--m", "256", "512", "--output", "run.jsonl")
     assert code == 0
     assert "simulated.mm 256x4096x4096: failed: RuntimeError: CUDA error" in out
@@ -213,7 +217,7 @@ def test_a_log_that_is_being_written_is_not_resumed(sweep, tmp_path):
     assert "another process is writing" in err
 
 
-def test_resuming_a_complete_log_shows_it_and_leaves_it(sweep, tmp_path):
+def test_resuming_a_complete_log_shows_it_and_leaves_it_unchanged(sweep, tmp_path):
     sweep("--m", "256", "--output", "run.jsonl")
     before = (tmp_path / "run.jsonl").read_bytes()
     code, out, err = sweep("--resume", "run.jsonl")
@@ -254,18 +258,18 @@ def test_commas_between_values_are_refused_with_advice(run, arguments):
     assert "separate several values with spaces, not commas" in err
 
 
-@pytest.mark.parametrize("room_for_a_summary", [False, True])
-def test_a_full_disk_ends_the_run_with_what_there_is(sweep, monkeypatch, tmp_path, room_for_a_summary):
+@pytest.mark.parametrize("has_room_for_summary", [False, True])
+def test_a_full_disk_ends_the_run_but_keeps_its_rows(sweep, monkeypatch, tmp_path, has_room_for_summary):
     real_write = os.write
-    written = []
+    writes = []
 
-    def disk_of_two_rows(descriptor, data):
-        written.append(data)
-        if len(written) > 2 and not (room_for_a_summary and b'"summary"' in data[:30]):
+    def write_until_disk_is_full(descriptor, data):
+        writes.append(data)
+        if len(writes) > 2 and not (has_room_for_summary and b'"summary"' in data[:30]):
             raise OSError(28, "No space left on device")
         return real_write(descriptor, data)
 
-    monkeypatch.setattr(os, "write", disk_of_two_rows)
+    monkeypatch.setattr(os, "write", write_until_disk_is_full)
     code, out, err = sweep("--m", "256", "512", "768", "1024", "--output", "run.jsonl")
     assert code == 1
     assert "best burst" in out
@@ -273,25 +277,25 @@ def test_a_full_disk_ends_the_run_with_what_there_is(sweep, monkeypatch, tmp_pat
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 2
 
 
-def test_a_full_disk_after_the_last_row_hides_no_ceiling(run, monkeypatch):
+def test_a_full_disk_after_the_last_row_does_not_hide_the_ceilings(run, monkeypatch):
     real_write = os.write
 
-    def disk_of_rows(descriptor, data):
+    def fail_to_write_ceilings(descriptor, data):
         if b'"ceiling"' in data[:30]:
             raise OSError(28, "No space left on device")
         return real_write(descriptor, data)
 
     find = ["find", *SIMULATED, "--budget", "20s"]
-    code, whole, _ = run(*find, "--output", "whole.jsonl")
+    code, complete_out, _ = run(*find, "--output", "whole.jsonl")
     assert code == 0
-    monkeypatch.setattr(os, "write", disk_of_rows)
+    monkeypatch.setattr(os, "write", fail_to_write_ceilings)
     code, out, err = run(*find, "--output", "full.jsonl")
     assert code == 1
     assert "No space left" in err
-    assert out.replace("full.jsonl", "whole.jsonl") == whole
+    assert out.replace("full.jsonl", "whole.jsonl") == complete_out
 
 
-def test_the_budget_leaves_the_rest_for_resuming(sweep, tmp_path):
+def test_a_run_that_its_budget_ended_can_be_resumed(sweep, tmp_path):
     shapes = ["--m-range", "0", "8192", "256", "--n", "8192", "--k", "8192"]
     code, out, _ = sweep(*shapes, "--budget", "1.3s", "--output", "run.jsonl")
     assert code == 0
@@ -318,7 +322,7 @@ def test_when_no_shape_can_be_measured_the_exit_code_says_so(sweep):
     assert "simulated.mm 900000x900000x4096: out of memory\n" in out
 
 
-def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
+def test_backends_lists_each_backend_with_its_devices_or_how_to_enable_it(run):
     code, out, _ = run("backends")
     assert code == 0
     for name in ("cpu", "cuda", "rocm", "xpu", "hpu", "mps", "tpu"):
@@ -327,16 +331,16 @@ def test_backends_lists_each_with_devices_or_the_way_to_get_them(run):
 
 
 @pytest.mark.parametrize("command", [["backends"], ["kernels", "--backend", "cpu"]])
-def test_a_terminal_of_80_columns_cuts_no_word_of_a_list(run, monkeypatch, command):
-    _, whole, _ = run(*command)
+def test_a_list_on_a_terminal_of_80_columns_keeps_every_word(run, monkeypatch, command):
+    _, wide_out, _ = run(*command)
     monkeypatch.setattr("mamf.cli.terminal.find_terminal_width", lambda stream=None: 80)
-    _, broken, _ = run(*command)
-    assert max(map(len, whole.splitlines())) > 80 >= max(map(len, broken.splitlines()))
-    assert whole.split() == broken.split()
+    _, narrow_out, _ = run(*command)
+    assert max(map(len, wide_out.splitlines())) > 80 >= max(map(len, narrow_out.splitlines()))
+    assert wide_out.split() == narrow_out.split()
 
 
 @pytest.mark.parametrize(("backend", "check"), [("cpu", "cpu load"), (SIMULATED[1], "host load")])
-def test_doctor_gives_verdicts(run, monkeypatch, looked_at_load, backend, check):
+def test_doctor_checks_the_load_of_the_machine(run, monkeypatch, looked_at_load, backend, check):
     monkeypatch.setattr(psutil, "cpu_percent", looked_at_load)
     code, out, _ = run("doctor", "--backend", backend)
     assert code == 0
@@ -344,7 +348,7 @@ def test_doctor_gives_verdicts(run, monkeypatch, looked_at_load, backend, check)
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("5m", 300), ("1.5h", 5400)])
-def test_durations(text, seconds):
+def test_a_duration_is_converted_to_seconds(text, seconds):
     assert parse_duration(text) == seconds
 
 
@@ -355,7 +359,7 @@ def warn_twice(options):
     return 0
 
 
-def test_a_warning_is_a_line_once(monkeypatch, capsys):
+def test_a_repeated_warning_is_printed_once_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr("mamf.cli.commands.backends.run_with_options", warn_twice)
     assert main(["backends"]) == 0
     assert capsys.readouterr().err == "mamf: not used: a broken file\nmamf: UserWarning: not used:\n"
@@ -363,11 +367,11 @@ def test_a_warning_is_a_line_once(monkeypatch, capsys):
 
 def test_warnings_of_a_script_are_printed_as_python_does(monkeypatch, capsys):
     monkeypatch.setattr("mamf.cli.commands.profile.run_with_options", warn_twice)
-    with warnings.catch_warnings(record=True) as recorded:
+    with warnings.catch_warnings(record=True) as recorded_warnings:
         warnings.simplefilter("always")
         assert main(["profile", "train.py"]) == 0
     assert capsys.readouterr().err == "mamf: not used: a broken file\n"
-    assert [(each.filename, each.lineno, str(each.message)) for each in recorded] == 2 * [
+    assert [(each.filename, each.lineno, str(each.message)) for each in recorded_warnings] == 2 * [
         ("library.py", 3, "not used:\nall of it")
     ]
 
@@ -380,10 +384,10 @@ class Terminal(io.StringIO):
 
 
 @pytest.mark.parametrize(
-    ("variables", "colored"),
+    ("variables", "has_colors"),
     [({"TERM": "xterm"}, True), ({"TERM": "xterm", "NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False), ({}, False)],
 )
-def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables, colored):
+def test_verdicts_have_colors_only_on_a_terminal_with_colors(monkeypatch, variables, has_colors):
     for name in ("TERM", "NO_COLOR"):
         monkeypatch.delenv(name, raising=False)
     for name, value in variables.items():
@@ -391,7 +395,7 @@ def test_verdicts_have_colors_on_a_terminal_that_has_them(monkeypatch, variables
     stream = Terminal()
     print_line("row is SLOWER than \x1b[32mOK", stream)
     assert stream.getvalue() == (
-        "row is \x1b[31mSLOWER\x1b[0m than \\x1b[32mOK\n" if colored else "row is SLOWER than \\x1b[32mOK\n"
+        "row is \x1b[31mSLOWER\x1b[0m than \\x1b[32mOK\n" if has_colors else "row is SLOWER than \\x1b[32mOK\n"
     )
     stream = io.StringIO()
     print_line("OK", stream)
@@ -409,7 +413,7 @@ def test_a_warning_clears_the_progress_line_which_then_appears_below_it(monkeypa
     assert blanks == " " * len(line)
 
 
-def test_the_line_shows_the_budget_of_a_run_that_has_one(monkeypatch):
+def test_the_progress_line_shows_the_budget_of_a_run(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with ProgressBar(79, budget_seconds=60.0) as progress:
         progress.show_phase("measuring")
@@ -419,55 +423,57 @@ def test_the_line_shows_the_budget_of_a_run_that_has_one(monkeypatch):
     assert "0 [00:00 of 01:00]  searching" in sys.stderr.getvalue()
 
 
-def test_the_line_shows_no_remaining_time_if_rows_differ_in_length(monkeypatch):
+def test_the_progress_line_shows_no_remaining_time_if_rows_differ_in_length(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
     with ProgressBar(79, is_steady=False) as progress:
         progress.show_phase("measuring")
     assert "0/79 [00:00]" in sys.stderr.getvalue()
 
 
-def test_the_line_says_which_step_is_prepared_and_then_shows_the_phase_again(monkeypatch):
+def test_the_progress_line_shows_which_step_is_prepared_and_then_the_phase_again(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    heard = []
-    with ProgressBar(None) as progress, add_phase_listener(heard.append):
+    phases = []
+    with ProgressBar(None) as progress, add_phase_listener(phases.append):
         progress.show_phase("burst: a coarse grid")
         progress.show_step("8x8x8 torch.mm", False)
         progress.show_step("8x8x8 torch.mm", True)
         lines = [line.removeprefix("0 [00:00]  ").strip() for line in sys.stderr.getvalue().split("\r")]
     assert lines[-3:] == ["burst: a coarse grid", "preparing 8x8x8 torch.mm", "burst: a coarse grid"]
-    assert heard == ["burst: a coarse grid", "preparing 8x8x8 torch.mm", "measuring 8x8x8 torch.mm"]
+    assert phases == ["burst: a coarse grid", "preparing 8x8x8 torch.mm", "measuring 8x8x8 torch.mm"]
 
 
 def test_the_progress_of_a_verification_counts_wrong_results_in_place_of_the_best_row(monkeypatch):
     monkeypatch.setattr(sys, "stderr", Terminal())
-    wrong = Measurement(MatmulShape(8, 8, 8), "mine", MatmulProblem(), "loaded", "median", "wrong_result", "0.5 off")
+    wrong_row = Measurement(
+        MatmulShape(8, 8, 8), "mine", MatmulProblem(), "loaded", "median", "wrong_result", "0.5 off"
+    )
     with ProgressBar(None, shows_best_rows=False) as progress:
-        progress.add_row(wrong)
+        progress.add_row(wrong_row)
         progress.show_phase("next problem")
     assert "1 [00:00], 1 wrong  next problem" in sys.stderr.getvalue()
 
 
-@pytest.mark.parametrize(("typed", "follows"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])
-def test_a_shell_completes_commands_and_names(typed, follows, tmp_path):
-    shell = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
-    shell["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "words")
-    subprocess.run([sys.executable, "-m", "mamf"], env=os.environ | shell, check=True)
-    assert (tmp_path / "words").read_text() == follows
+@pytest.mark.parametrize(("typed", "completion"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])
+def test_a_shell_completes_commands_and_names(typed, completion, tmp_path):
+    shell_variables = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
+    shell_variables["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "words")
+    subprocess.run([sys.executable, "-m", "mamf"], env=os.environ | shell_variables, check=True)
+    assert (tmp_path / "words").read_text() == completion
 
 
-def test_a_thread_that_a_plugin_left_running_keeps_no_command_from_ending():
+def test_a_command_ends_although_a_plugin_left_a_thread_running():
     code = (
         "import sys, threading, mamf.cli as cli\n"
         "threading.Thread(target=threading.Event().wait, name='worker').start()\n"
         "cli._MAX_THREAD_WAIT_SECONDS, sys.argv = 0.0, ['mamf', '--version']\n"
         "sys.exit(cli.main())"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (ended.returncode, ended.stdout[:5]) == (0, "mamf ")
-    assert ended.stderr == "mamf: mamf ends now, although a plugin has left these threads running: worker\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stdout[:5]) == (0, "mamf ")
+    assert process.stderr == "mamf: mamf ends now, although a plugin has left these threads running: worker\n"
 
 
-def test_a_process_that_goes_on_after_a_command_is_not_ended_for_its_threads():
+def test_a_process_that_continues_after_a_command_may_have_running_threads():
     code = (
         "import sys, threading, mamf.cli as cli\n"
         "done = threading.Event()\n"
@@ -480,5 +486,5 @@ def test_a_process_that_goes_on_after_a_command_is_not_ended_for_its_threads():
         "done.set()\n"
         "worker.join()"
     )
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert ended.stderr == "goes on\n"  # mamf redirects it, because stdout is for reports only
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert process.stderr == "goes on\n"  # mamf redirects it, because stdout is for reports only

@@ -31,7 +31,7 @@ FIND_PLAN = search_plan(MatmulProblem(), ("torch.mm",), MatmulGrid((1024,), (102
 ATTENTION_PLAN = kernels_plan("attention", (ATTENTION,), (AttentionProblem(),), ("eager",))
 
 
-def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
+def make_header(plan=PLAN, device_name="H100", uuid_hash="aa"):
     return {
         "schema": 5,
         "tool": {"name": "mamf", "version": "0", "commit": None},
@@ -43,75 +43,75 @@ def header(plan=PLAN, device_name="H100", uuid_hash="aa"):
     }
 
 
-def row(seconds=1.0, shape=SHAPES[0], count=8, spread=0.001, **fields):
+def make_row(seconds=1.0, shape=SHAPES[0], count=8, spread=0.001, **fields):
     """Return a row with a median of ``seconds`` and ``count`` samples, which deviate by up to the share ``spread``."""
-    samples = tuple(seconds * (1 + spread * (2 * each / max(1, count - 1) - 1)) for each in range(count))
-    known = {
+    samples = tuple(seconds * (1 + spread * (2 * number / max(1, count - 1) - 1)) for number in range(count))
+    defaults = {
         "kernel": "torch.mm",
         "problem": MatmulProblem(),
         "regime": "burst",
         "ranking_statistic": "median",
         "status": "ok",
     }
-    return Measurement(shape=shape, summary=summarize_samples(samples), samples=samples, **known | fields)
+    return Measurement(shape=shape, summary=summarize_samples(samples), samples=samples, **defaults | fields)
 
 
-def failed(status="out_of_memory", **fields):
-    return replace(row(**fields), status=status, summary=None, samples=(), reason="because")
+def make_failed_row(**fields):
+    return replace(make_row(**fields), status="out_of_memory", summary=None, samples=(), reason="because")
 
 
-def log(*rows, name="a.jsonl", plan=PLAN, **device):
-    return RunLog(Path(name), header(plan, **device), list(rows))
+def make_log(*rows, name="a.jsonl", plan=PLAN, **device):
+    return RunLog(Path(name), make_header(plan, **device), list(rows))
 
 
-def attention_row(seconds=1.0, **fields):
-    return row(seconds, **{"shape": ATTENTION, "problem": AttentionProblem(), "kernel": "eager"} | fields)
+def make_attention_row(**fields):
+    return make_row(**{"shape": ATTENTION, "problem": AttentionProblem(), "kernel": "eager"} | fields)
 
 
 @pytest.fixture
-def write(tmp_path):
+def write_log(tmp_path):
     """Return a function that writes a log to a file and returns the path."""
 
-    def written(made):
-        path = tmp_path / made.path.name
-        with RunLogWriter.create(path, made.header) as writer:
-            for each in made.measurements:
-                writer.write("measurement", make_measurement_record(each))
+    def write_to_file(log):
+        path = tmp_path / log.path.name
+        with RunLogWriter.create(path, log.header) as writer:
+            for row in log.measurements:
+                writer.write("measurement", make_measurement_record(row))
         return str(path)
 
-    return written
+    return write_to_file
 
 
 # -- verdicts ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("check", "verdict"), [("cpu load", "UNDECIDED"), ("host load", "SLOWER")])
-def test_a_cpu_that_other_work_used_gives_no_verdict(check, verdict):
-    quiet, busy = log(row(1.0)), log(row(15.0))
-    busy.header["findings"] = [f"WARN {check}: 60 % busy; rates are lower"]
-    comparison = compare_logs(quiet, busy)
+def test_rows_of_a_cpu_that_other_work_used_are_undecided(check, verdict):
+    idle_log, busy_log = make_log(make_row(1.0)), make_log(make_row(15.0))
+    busy_log.header["findings"] = [f"WARN {check}: 60 % busy; rates are lower"]
+    comparison = compare_logs(idle_log, busy_log)
     assert [pair.decide_verdict() for pair in comparison.pairs] == [verdict]
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.01))
     assert ("other work used the CPU" in text) is (verdict == "UNDECIDED")
 
 
 @pytest.mark.parametrize("speed", [2.0, 100.0])
-def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_alone(speed):
-    by_host = Repeatability(run=0.002, launch_seconds=0.3)
-    usual = Repeatability(run=0.002)
+def test_rows_that_depend_on_the_host_stay_undecided_and_do_not_affect_other_rows(speed):
+    host_bound = Repeatability(run=0.002, launch_seconds=0.3)
+    device_bound = Repeatability(run=0.002)
     shapes = [MatmulShape(size, size, size) for size in (4096, 5120, 6144)]
 
     common = {"regime": "sustained", "ranking_statistic": "mean", "launch_count": 100}
 
-    def sweep(host_speed):
-        slow = row(1 / host_speed, repeatability=by_host, **common)
-        others = [row(1.0, shape=shape, repeatability=usual, **common) for shape in shapes]
-        return log(slow, *others)
+    def make_sweep(host_speed):
+        host_bound_row = make_row(1 / host_speed, repeatability=host_bound, **common)
+        device_bound_rows = [make_row(1.0, shape=shape, repeatability=device_bound, **common) for shape in shapes]
+        return make_log(host_bound_row, *device_bound_rows)
 
-    comparison = compare_logs(sweep(1.0), sweep(speed))
-    by_shape = {pair.a.shape: pair.decide_verdict(0.03) for pair in comparison.pairs}
-    assert by_shape.pop(str(SHAPES[0])) == "UNDECIDED"
-    assert set(by_shape.values()) == {"SAME"}
+    comparison = compare_logs(make_sweep(1.0), make_sweep(speed))
+    verdicts_by_shape = {pair.a.shape: pair.decide_verdict(0.03) for pair in comparison.pairs}
+    assert verdicts_by_shape.pop(str(SHAPES[0])) == "UNDECIDED"
+    assert set(verdicts_by_shape.values()) == {"SAME"}
     assert [abs(pooled.ratio - 1) < 0.001 for pooled in comparison.pooled_rows] == [True]
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.03))
     assert "the interval of A or of B is unknown" in text and "longer runs" not in text
@@ -132,40 +132,43 @@ def test_rows_that_depend_on_the_host_stay_undecided_and_leave_the_other_rows_al
     ],
 )
 def test_a_verdict_follows_from_the_interval(seconds, spread, verdict):
-    (pair,) = compare_logs(log(row(spread=spread)), log(row(seconds, spread=spread))).pairs
+    (pair,) = compare_logs(make_log(make_row(spread=spread)), make_log(make_row(seconds, spread=spread))).pairs
     assert pair.decide_verdict(0.01) == verdict
     assert pair.ratio == pytest.approx(1 / seconds)
 
 
 @pytest.mark.parametrize(("count", "verdict"), [(1, "UNDECIDED"), (2, "UNDECIDED"), (3, "SLOWER")])
 def test_fewer_than_three_samples_prove_nothing(count, verdict):
-    (pair,) = compare_logs(log(row(count=count)), log(row(2.0, count=count))).pairs
+    (pair,) = compare_logs(make_log(make_row(count=count)), make_log(make_row(2.0, count=count))).pairs
     assert pair.decide_verdict(0.01) == verdict
 
 
-def printed_table(comparison, top=0):
+def format_comparison(comparison, top=0):
     return FORMATTERS["table"](make_comparison_document(comparison, 0.01, top), None)
 
 
 def test_a_row_whose_interval_is_wider_than_the_tolerance_is_too_short_to_decide():
-    short = log(row(20e-6, spread=0.001)), log(row(20e-6, spread=0.001))
-    (pair,) = compare_logs(*short).pairs
+    short_logs = make_log(make_row(20e-6, spread=0.001)), make_log(make_row(20e-6, spread=0.001))
+    (pair,) = compare_logs(*short_logs).pairs
     assert (pair.decide_verdict(0.01), pair.was_measured_too_briefly(0.01)) == ("UNDECIDED", True)
-    assert "the interval is wider than +-1 %: longer runs, or more of them, can decide" in printed_table(
-        compare_logs(*short)
+    assert "the interval is wider than +-1 %: longer runs, or more of them, can decide" in format_comparison(
+        compare_logs(*short_logs)
     )
-    assert compare_logs(*short).rows()[0]["is_too_short"] is True
-    many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 99)]
-    a, b = (log(*(row(seconds, shape) for shape in many)) for seconds in (1.0075, 1.0))
-    longer = compare_logs(a, b).pairs[0]
-    assert (longer.decide_verdict(0.01), longer.was_measured_too_briefly(0.01)) == ("UNDECIDED", False)
+    assert compare_logs(*short_logs).rows()[0]["is_too_short"] is True
+    shapes = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 99)]
+    a, b = (make_log(*(make_row(seconds, shape) for shape in shapes)) for seconds in (1.0075, 1.0))
+    precise_pair = compare_logs(a, b).pairs[0]
+    assert (precise_pair.decide_verdict(0.01), precise_pair.was_measured_too_briefly(0.01)) == ("UNDECIDED", False)
 
 
 @pytest.mark.parametrize("tolerance", [0.003, 0.01, 0.03])
 def test_each_undecided_row_has_one_reason(tolerance):
-    seconds = {MatmulShape(1024 * number, 1024, 1024): 1 + 0.002 * number for number in range(1, 9)}
-    counts = {shape: 1 if shape.m == 1024 else 8 for shape in seconds}
-    a, b = (log(*(row(factor.get(shape, 1.0), shape, counts[shape]) for shape in seconds)) for factor in ({}, seconds))
+    seconds_by_shape = {MatmulShape(1024 * number, 1024, 1024): 1 + 0.002 * number for number in range(1, 9)}
+    counts = {shape: 1 if shape.m == 1024 else 8 for shape in seconds_by_shape}
+    a, b = (
+        make_log(*(make_row(changed_seconds.get(shape, 1.0), shape, counts[shape]) for shape in seconds_by_shape))
+        for changed_seconds in ({}, seconds_by_shape)
+    )
     reasons = (
         "too few samples to decide",
         "does not contain 1",
@@ -180,59 +183,64 @@ def test_each_undecided_row_has_one_reason(tolerance):
 
 
 def test_a_comparison_without_decided_rows_says_so():
-    noisy = log(row(spread=0.5))
-    assert "nothing was decided" in printed_table(compare_logs(noisy, noisy))
-    assert "no regression" not in printed_table(compare_logs(noisy, noisy))
+    noisy_log = make_log(make_row(spread=0.5))
+    assert "nothing was decided" in format_comparison(compare_logs(noisy_log, noisy_log))
+    assert "no regression" not in format_comparison(compare_logs(noisy_log, noisy_log))
 
 
-def test_the_table_shows_what_differs_first_and_counts_the_same():
-    many = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 9)]
-    slow = {many[6]: 1.5, many[7]: 0.5}
-    a, b = (log(*(row(factor.get(shape, 1.0), shape) for shape in many)) for factor in ({}, slow))
-    table = printed_table(compare_logs(a, b))
+def test_the_table_shows_rows_that_differ_first_and_counts_the_others():
+    shapes = [MatmulShape(1024 * number, 1024, 1024) for number in range(1, 9)]
+    seconds_by_shape = {shapes[6]: 1.5, shapes[7]: 0.5}
+    a, b = (
+        make_log(*(make_row(changed_seconds.get(shape, 1.0), shape) for shape in shapes))
+        for changed_seconds in ({}, seconds_by_shape)
+    )
+    table = format_comparison(compare_logs(a, b))
     assert [line.split()[-1] for line in table.splitlines() if "x1024x1024 " in line][:2] == ["SLOWER", "FASTER"]
     assert "5 more rows (--top all shows all)" in table
     assert "8 rows: 6 SAME, 1 FASTER, 1 SLOWER, 0 UNDECIDED" in table
-    assert "more rows" not in printed_table(compare_logs(a, b), top=None)
+    assert "more rows" not in format_comparison(compare_logs(a, b), top=None)
 
 
 # -- pairing -----------------------------------------------------------------------------------------------------------
 
 
 def test_rows_are_paired_by_shape_and_slowest_first():
-    a = log(row(1.0), row(2.0, SHAPES[1]))
-    b = log(row(2.0, SHAPES[1]), row(1.5))
+    a = make_log(make_row(1.0), make_row(2.0, SHAPES[1]))
+    b = make_log(make_row(2.0, SHAPES[1]), make_row(1.5))
     assert [(pair.a.shape, round(pair.ratio, 3)) for pair in compare_logs(a, b).pairs] == [
         ("1024x1024x1024", 0.667),
         ("2048x1024x1024", 1.0),
     ]
 
 
-def test_the_seed_does_not_part_rows_and_a_reference_is_none():
-    a = log(row(), row(9.0, is_reference=True))
-    b = log(row(problem=MatmulProblem(seed=7)), row(1.0, SHAPES[1], is_reference=True))
+def test_rows_with_different_seeds_are_paired_and_reference_rows_are_left_out():
+    a = make_log(make_row(), make_row(9.0, is_reference=True))
+    b = make_log(make_row(problem=MatmulProblem(seed=7)), make_row(1.0, SHAPES[1], is_reference=True))
     comparison = compare_logs(a, b)
     assert len(comparison.pairs) == 1
     assert comparison.rows_only_in_a == comparison.rows_only_in_b == ()
 
 
-def test_one_kernel_each_is_paired_without_it_and_said():
-    comparison = compare_logs(log(row()), log(row(kernel="cublaslt")))
+def test_logs_of_one_kernel_each_are_paired_across_kernels_with_a_note():
+    comparison = compare_logs(make_log(make_row()), make_log(make_row(kernel="cublaslt")))
     assert str(comparison.ignored_differences[0]) == "kernel torch.mm against cublaslt"
     assert "kernel torch.mm against cublaslt" in FORMATTERS["table"](make_comparison_document(comparison, 0.01), None)
 
 
 def test_several_kernels_are_paired_by_name():
-    a = log(attention_row(), attention_row(kernel="flex"), plan=ATTENTION_PLAN)
-    b = log(attention_row(kernel="flex"), attention_row(kernel="sdpa"), plan=ATTENTION_PLAN)
+    a = make_log(make_attention_row(), make_attention_row(kernel="flex"), plan=ATTENTION_PLAN)
+    b = make_log(make_attention_row(kernel="flex"), make_attention_row(kernel="sdpa"), plan=ATTENTION_PLAN)
     comparison = compare_logs(a, b)
     assert [pair.a.kernel for pair in comparison.pairs] == ["flex"]
     assert [entry.kernel for entry, _ in comparison.rows_only_in_a] == ["eager"]
     assert [entry.kernel for entry, _ in comparison.rows_only_in_b] == ["sdpa"]
 
 
-def test_a_row_that_fails_in_one_log_is_told():
-    comparison = compare_logs(log(row(), row(shape=SHAPES[1])), log(row(), failed(shape=SHAPES[1])))
+def test_a_row_that_fails_in_one_log_is_reported():
+    comparison = compare_logs(
+        make_log(make_row(), make_row(shape=SHAPES[1])), make_log(make_row(), make_failed_row(shape=SHAPES[1]))
+    )
     assert len(comparison.pairs) == 1
     assert comparison.rows_only_in_a[0][1].status == "out_of_memory"
     assert "1 only in A (1 out_of_memory in B), 0 only in B" in FORMATTERS["table"](
@@ -243,67 +251,75 @@ def test_a_row_that_fails_in_one_log_is_told():
 # -- logs of mamf find -------------------------------------------------------------------------------------------------
 
 
-def rounds(seconds, shape, count=6, **fields):
+def make_rounds(seconds, shape, count=6, **fields):
     """Return the rows of one candidate: one row per round, each 0.1 % slower than the one before."""
     return [
-        row(seconds * (1 + 0.001 * n), shape, phase="confirm", round_number=n, **fields) for n in range(1, count + 1)
+        make_row(seconds * (1 + 0.001 * number), shape, phase="confirm", round_number=number, **fields)
+        for number in range(1, count + 1)
     ]
 
 
 def test_two_finds_compare_their_ceilings_whatever_the_shape():
-    scout = row(0.1, MatmulShape(4096, 1024, 1024), phase="scout")
-    a = log(scout, *rounds(1.0, SHAPES[0]), *rounds(3.0, SHAPES[1]), plan=FIND_PLAN)
-    b = log(*rounds(2.0, SHAPES[1]), *rounds(9.0, SHAPES[0]), plan=FIND_PLAN)
+    scout = make_row(0.1, MatmulShape(4096, 1024, 1024), phase="scout")
+    a = make_log(scout, *make_rounds(1.0, SHAPES[0]), *make_rounds(3.0, SHAPES[1]), plan=FIND_PLAN)
+    b = make_log(*make_rounds(2.0, SHAPES[1]), *make_rounds(9.0, SHAPES[0]), plan=FIND_PLAN)
     (pair,) = compare_logs(a, b).pairs
     assert (pair.a.shape, pair.b.shape) == ("1024x1024x1024", "2048x1024x1024")
     assert pair.ratio == pytest.approx(1.0)
 
 
 def test_a_round_is_a_sample_of_a_candidate():
-    found = log(*rounds(1.0, SHAPES[0]), *rounds(1.0, SHAPES[1], count=2), plan=FIND_PLAN)
-    (entry,) = list_compared_rows(found)
+    log = make_log(*make_rounds(1.0, SHAPES[0]), *make_rounds(1.0, SHAPES[1], count=2), plan=FIND_PLAN)
+    (entry,) = list_compared_rows(log)
     assert entry.shape == "1024x1024x1024"  # the other shape has only two rounds, which are too few to confirm it
-    speeds = sorted(each.compute_rate("median") for each in found.measurements if each.shape == SHAPES[0])
-    assert entry.rate == pytest.approx((speeds[2] + speeds[3]) / 2)
-    assert (entry.interval.low, entry.interval.high) == (speeds[0], speeds[-1])
+    rates = sorted(each.compute_rate("median") for each in log.measurements if each.shape == SHAPES[0])
+    assert entry.rate == pytest.approx((rates[2] + rates[3]) / 2)
+    assert (entry.interval.low, entry.interval.high) == (rates[0], rates[-1])
 
 
 # -- refused comparisons -----------------------------------------------------------------------------------------------
 
-UNLIKE = {
-    "device H100 against H200": log(row(), name="b.jsonl", device_name="H200", uuid_hash="bb"),
-    "card H100 aa against bb": log(row(), name="b.jsonl", uuid_hash="bb"),
-    "regime burst against sustained": log(row(regime="sustained"), name="b.jsonl"),
-    "dtype bfloat16 against float16": log(row(problem=MatmulProblem("float16", "float16")), name="b.jsonl"),
-    "layout nt against nn": log(row(problem=MatmulProblem(layout="nn")), name="b.jsonl"),
+INCOMPARABLE_LOGS = {
+    "device H100 against H200": make_log(make_row(), name="b.jsonl", device_name="H200", uuid_hash="bb"),
+    "card H100 aa against bb": make_log(make_row(), name="b.jsonl", uuid_hash="bb"),
+    "regime burst against sustained": make_log(make_row(regime="sustained"), name="b.jsonl"),
+    "dtype bfloat16 against float16": make_log(make_row(problem=MatmulProblem("float16", "float16")), name="b.jsonl"),
+    "layout nt against nn": make_log(make_row(problem=MatmulProblem(layout="nn")), name="b.jsonl"),
 }
 
 
-@pytest.mark.parametrize(("told", "other"), UNLIKE.items(), ids=[text.split()[0] for text in UNLIKE])
-def test_what_a_ratio_would_hide_is_refused_unless_told_otherwise(told, other):
-    with pytest.raises(IncomparableError, match=told):
-        compare_logs(log(row()), other)
-    comparison = compare_logs(log(row()), other, anyway=True)
+@pytest.mark.parametrize(
+    ("difference", "other_log"), INCOMPARABLE_LOGS.items(), ids=[text.split()[0] for text in INCOMPARABLE_LOGS]
+)
+def test_logs_with_a_difference_that_a_ratio_would_hide_are_refused_without_anyway(difference, other_log):
+    with pytest.raises(IncomparableError, match=difference):
+        compare_logs(make_log(make_row()), other_log)
+    comparison = compare_logs(make_log(make_row()), other_log, anyway=True)
     assert len(comparison.pairs) == 1
     (line,) = [
         line
         for line in FORMATTERS["table"](make_comparison_document(comparison, 0.01), None).splitlines()
         if "anyway" in line
     ]
-    assert told in line
+    assert difference in line
 
 
-def clocked(used_cycle_share, seconds=1.0, **fields):
-    return row(seconds, conditions=Conditions(true_clock_hz=1.6e9, used_cycle_share=used_cycle_share), **fields)
+def make_row_with_cycles(used_cycle_share, seconds=1.0, **fields):
+    return make_row(seconds, conditions=Conditions(true_clock_hz=1.6e9, used_cycle_share=used_cycle_share), **fields)
 
 
-@pytest.mark.parametrize(("used", "verdict"), [(0.975, "SAME"), (0.90, "SLOWER"), (1.0, "FASTER")])
-def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used, verdict):
-    a = log(clocked(0.973), row(shape=SHAPES[1]))
-    b = log(clocked(used, seconds=1.2), row(shape=SHAPES[1]), device_name="H200", uuid_hash="bb")
+@pytest.mark.parametrize(("used_cycle_share", "verdict"), [(0.975, "SAME"), (0.90, "SLOWER"), (1.0, "FASTER")])
+def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used_cycle_share, verdict):
+    a = make_log(make_row_with_cycles(0.973), make_row(shape=SHAPES[1]))
+    b = make_log(
+        make_row_with_cycles(used_cycle_share, seconds=1.2),
+        make_row(shape=SHAPES[1]),
+        device_name="H200",
+        uuid_hash="bb",
+    )
     comparison = compare_logs(a, b)
     (pair,) = comparison.pairs
-    assert (pair.a.rate, pair.b.rate, pair.a.unit) == (97.3, pytest.approx(100 * used), "% of cycles")
+    assert (pair.a.rate, pair.b.rate, pair.a.unit) == (97.3, pytest.approx(100 * used_cycle_share), "% of cycles")
     assert pair.decide_verdict(0.03) == verdict
     text = FORMATTERS["table"](make_comparison_document(comparison, 0.03), None)
     assert "cycles in percent" in text and "device H100 against H200" in text
@@ -312,7 +328,7 @@ def test_rows_of_different_cards_are_compared_by_the_cycles_that_they_used(used,
 
 def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
     """Check two devices of one run. The second device is 3 % faster, but only because its clock is 3 % higher."""
-    (first,) = list_compared_rows(log(clocked(0.973)))
+    (first,) = list_compared_rows(make_log(make_row_with_cycles(0.973)))
     second = replace(first, device="bb", device_speed=1.03)
     assert second.convert_to_cycle_share().scale_to_device_of(first.convert_to_cycle_share()).rate == pytest.approx(
         97.3
@@ -320,45 +336,45 @@ def test_a_share_of_cycles_is_not_scaled_to_the_speed_of_its_device():
     assert second.scale_to_device_of(first).rate == pytest.approx(first.rate / 1.03)
 
 
-def test_a_warm_cache_is_another_regime():
-    warm = log(attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
+def test_warm_and_flushed_caches_are_not_compared():
+    warm_log = make_log(make_attention_row(), plan=replace(ATTENTION_PLAN, flush=False))
     with pytest.raises(IncomparableError, match="caches flushed against warm"):
-        compare_logs(log(attention_row(), plan=ATTENTION_PLAN), warm)
+        compare_logs(make_log(make_attention_row(), plan=ATTENTION_PLAN), warm_log)
 
 
-def test_an_unknown_card_is_not_another_one():
-    assert compare_logs(log(row(), uuid_hash=None), log(row())).pairs
+def test_a_log_of_an_unknown_card_can_be_compared():
+    assert compare_logs(make_log(make_row(), uuid_hash=None), make_log(make_row())).pairs
 
 
-def test_software_that_differs_is_told_and_not_refused():
-    newer = log(row())
-    newer.header = copy.deepcopy(newer.header)
-    newer.header["environment"]["packages"]["torch"] = "2.12"
-    newer.header["device"]["driver"] = "590"
-    text = FORMATTERS["table"](make_comparison_document(compare_logs(log(row()), newer), 0.01), None)
+def test_software_that_differs_is_reported_but_not_refused():
+    newer_log = make_log(make_row())
+    newer_log.header = copy.deepcopy(newer_log.header)
+    newer_log.header["environment"]["packages"]["torch"] = "2.12"
+    newer_log.header["device"]["driver"] = "590"
+    text = FORMATTERS["table"](make_comparison_document(compare_logs(make_log(make_row()), newer_log), 0.01), None)
     assert "the runs differ in torch 2.11 against 2.12, driver unknown against 590" in text
 
 
-def test_a_log_is_not_compared_with_itself_silently(write, capsys):
-    path = write(log(row()))
+def test_a_log_is_not_compared_with_itself_silently(write_log, capsys):
+    path = write_log(make_log(make_row()))
     assert main(["compare", path, path]) == 0
     assert "A and B are the same log, so no row can differ" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("anyway", [False, True])
 def test_no_common_row_is_refused(anyway):
-    other = log(row(shape=SHAPES[1]), failed(), name="b.jsonl")
+    other_log = make_log(make_row(shape=SHAPES[1]), make_failed_row(), name="b.jsonl")
     with pytest.raises(
         IncomparableError,
         match=r"the two logs have no measured row in common: a.jsonl has, for example, a row of shape 1024x",
     ):
-        compare_logs(log(row()), other, anyway)
+        compare_logs(make_log(make_row()), other_log, anyway)
 
 
 @pytest.mark.parametrize("anyway", [False, True])
-def test_attention_is_no_matmul(anyway):
+def test_attention_is_not_compared_with_matmul(anyway):
     with pytest.raises(IncomparableError, match="A measured matmul, but B measured attention"):
-        compare_logs(log(row()), log(attention_row(), plan=ATTENTION_PLAN), anyway)
+        compare_logs(make_log(make_row()), make_log(make_attention_row(), plan=ATTENTION_PLAN), anyway)
 
 
 # -- the command -------------------------------------------------------------------------------------------------------
@@ -368,8 +384,11 @@ def test_attention_is_no_matmul(anyway):
     ("seconds", "options", "code"),
     [(1.0, [], 0), (1.02, [], 3), (0.9, [], 0), (1.02, ["--tolerance", "5%"], 0), (1.008, ["--tolerance", "0.1%"], 3)],
 )
-def test_the_exit_code_is_3_for_a_regression(write, capsys, seconds, options, code):
-    a, b = write(log(row(spread=0.0001))), write(log(row(seconds, spread=0.0001), name="b.jsonl"))
+def test_the_exit_code_is_3_for_a_regression(write_log, capsys, seconds, options, code):
+    a, b = (
+        write_log(make_log(make_row(spread=0.0001))),
+        write_log(make_log(make_row(seconds, spread=0.0001), name="b.jsonl")),
+    )
     assert main(["compare", a, b, *options]) == code
     assert ("slower by more than" in capsys.readouterr().out) == (code == 3)
 
@@ -382,14 +401,14 @@ def test_the_exit_code_is_3_for_a_regression(write, capsys, seconds, options, co
         (["a.jsonl"], "'mamf compare' takes two logs, not 1: for several runs per side, write A1 A2 --against B1 B2"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(write, run, arguments, complaint):
-    write(log(row()))
-    write(log(row(regime="sustained"), name="b.jsonl"))
+def test_bad_input_is_one_line_and_exit_2(write_log, run, arguments, complaint):
+    write_log(make_log(make_row()))
+    write_log(make_log(make_row(regime="sustained"), name="b.jsonl"))
     assert_refused(run("compare", *arguments), complaint)
 
 
-def test_the_warnings_that_a_log_records_are_next_to_the_verdict():
-    busy = log(row())
-    busy.header["findings"] = ["ok   power limit: 700 W", "WARN cpu load: the CPU is 60 % busy; rates scatter"]
-    text = FORMATTERS["table"](make_comparison_document(compare_logs(log(row()), busy), 0.01), None)
+def test_the_warnings_that_a_log_records_are_shown_with_the_verdict():
+    busy_log = make_log(make_row())
+    busy_log.header["findings"] = ["ok   power limit: 700 W", "WARN cpu load: the CPU is 60 % busy; rates scatter"]
+    text = FORMATTERS["table"](make_comparison_document(compare_logs(make_log(make_row()), busy_log), 0.01), None)
     assert "\nB: WARN cpu load: the CPU is 60 % busy\n" in text and "A: WARN" not in text

@@ -17,23 +17,23 @@ from mamf.logs.run_log import parse_records, read_lines
 
 
 @pytest.fixture
-def spoiled(tmp_path):
+def spoil_and_review(tmp_path):
     """Return a function that changes a copy of a log's records and returns the rules that the changed log breaks."""
 
-    def rules(records, spoil):
+    def find_broken_rules(records, spoil):
         records = copy.deepcopy(records)
         records = spoil(records) or records
         return found(write(tmp_path / "spoiled.jsonl", records))
 
-    return rules
+    return find_broken_rules
 
 
 def test_an_honest_log_is_accepted(sweep_records, find_records, tmp_path):
     for records in (sweep_records, find_records):
-        judged = review_log(write(tmp_path / "log.jsonl", records))
-        assert judged.findings == ()
-        assert judged.tier == "complete"
-        assert str(judged.results_path.parent) == "nvidia-h100-80gb-hbm3"
+        review = review_log(write(tmp_path / "log.jsonl", records))
+        assert review.findings == ()
+        assert review.tier == "complete"
+        assert str(review.results_path.parent) == "nvidia-h100-80gb-hbm3"
 
 
 def test_every_unknown_and_every_repeated_field_is_reported(sweep_records, tmp_path):
@@ -82,32 +82,35 @@ def outrun_physics(records):
     for row in rows(records):
         row["samples_seconds"] = [sample / 20 for sample in row["samples_seconds"]]
         row["seconds"] = {name: value / 20 for name, value in row["seconds"].items()}
-        rates = "tflops" if "tflops" in row else "rate"
-        old = row[rates]
-        row[rates] = {name: [20 * v for v in old[name]] if name == "interval" else 20 * old[name] for name in old}
+        rate_field = "tflops" if "tflops" in row else "rate"
+        old_rates = row[rate_field]
+        row[rate_field] = {
+            name: [20 * end for end in old_rates[name]] if name == "interval" else 20 * old_rates[name]
+            for name in old_rates
+        }
 
 
 def remove(*names):
     def spoil(records):
-        holder = records[0]
+        parent = records[0]
         for name in names[:-1]:
-            holder = holder[name]
-        del holder[names[-1]]
+            parent = parent[name]
+        del parent[names[-1]]
 
     return spoil
 
 
 def set_header(value, *names):
     def spoil(records):
-        holder = records[0]
+        parent = records[0]
         for name in names[:-1]:
-            holder = holder[name]
-        holder[names[-1]] = value
+            parent = parent[name]
+        parent[names[-1]] = value
 
     return spoil
 
 
-def unverify(records):
+def remove_verification(records):
     best(records)["relative_error"] = None
 
 
@@ -154,7 +157,7 @@ def add_note(text):
         (edit_best, "best-mismatch"),
         (edit_flop, "row-mismatch"),
         (outrun_physics, "implausible"),
-        (unverify, "unverified"),
+        (remove_verification, "unverified"),
         (fail_verification, "unverified"),
         (set_header("zeros", "plan", "problems", 0, "data"), "data"),
         (copy_samples, "equal-samples"),
@@ -189,9 +192,9 @@ def add_note(text):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_spoiling_is_caught(spoil, rule, sweep_records, spoiled):
-    broken = spoiled(sweep_records, spoil)
-    assert rule in broken if rule else not broken
+def test_spoiling_is_caught(spoil, rule, sweep_records, spoil_and_review):
+    broken_rules = spoil_and_review(sweep_records, spoil)
+    assert rule in broken_rules if rule else not broken_rules
 
 
 def edit_ceiling(records):
@@ -208,7 +211,7 @@ def cool_ceiling(records):
     next(record for record in records if record["record"] == "ceiling")["watts"] = 1.0
 
 
-def untie(records):
+def invent_a_tie(records):
     next(record for record in records if record["record"] == "ceiling")["tied"] = [{"shape": "1x1x1", "kernel": "k"}]
 
 
@@ -231,19 +234,23 @@ def forget_rounds(records):
         (forget_rounds, "ceiling-mismatch"),
         (relabel_ceiling, "ceiling-mismatch"),
         (cool_ceiling, "ceiling-mismatch"),
-        (untie, "ceiling-mismatch"),
+        (invent_a_tie, "ceiling-mismatch"),
         (lose_a_regime, "best-mismatch"),
         (lose_scouts, "best-mismatch"),
     ],
 )
-def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoiled):
-    assert rule in spoiled(find_records, spoil)
+def test_spoiling_a_find_is_caught(spoil, rule, find_records, spoil_and_review):
+    assert rule in spoil_and_review(find_records, spoil)
 
 
-def test_a_find_that_confirmed_no_ceiling_is_to_be_gone_on_with(find_records, tmp_path):
-    late = ("choose", "confirm")
-    begun = [each for each in find_records[:-1] if each["record"] != "ceiling" and each.get("phase") not in late]
-    errors = [each for each in review_log(write(tmp_path / "log.jsonl", begun)).findings if not each.is_warning]
+def test_a_find_without_a_ceiling_is_rejected_with_advice_to_resume_it(find_records, tmp_path):
+    late_phases = ("choose", "confirm")
+    unfinished_records = [
+        each for each in find_records[:-1] if each["record"] != "ceiling" and each.get("phase") not in late_phases
+    ]
+    errors = [
+        each for each in review_log(write(tmp_path / "log.jsonl", unfinished_records)).findings if not each.is_warning
+    ]
     assert [each.rule for each in errors] == ["missing-row"]
     assert "complete it with 'mamf find --resume LOG'" in errors[0].message
 
@@ -271,11 +278,11 @@ def change_attention(**fields):
         (lambda records: records.remove(attention_rows(records)[0]), "best-mismatch"),
     ],
 )
-def test_spoiling_attention_is_caught(spoil, rule, spoiled):
+def test_spoiling_attention_is_caught(spoil, rule, spoil_and_review):
     (log,) = RESULTS.rglob("attention-bfloat16-fwd-sustained-20261121-084423.jsonl")
     records = [record for _, record in parse_records(log, read_lines(log))]
-    assert spoiled(records, lambda same: None) == set()
-    assert rule in spoiled(records, spoil)
+    assert spoil_and_review(records, lambda unchanged_records: None) == set()
+    assert rule in spoil_and_review(records, spoil)
 
 
 @pytest.mark.parametrize(
@@ -295,43 +302,43 @@ def test_no_line_crashes_the_review(line, sweep_records, tmp_path):
 @settings(max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_value_crashes_the_review(data, value, sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
-    holder = data.draw(st.sampled_from(records))
+    parent = data.draw(st.sampled_from(records))
     while True:
-        key = data.draw(st.sampled_from(sorted(holder)))
-        if not (isinstance(holder[key], dict) and holder[key]) or data.draw(st.booleans()):
+        key = data.draw(st.sampled_from(sorted(parent)))
+        if not (isinstance(parent[key], dict) and parent[key]) or data.draw(st.booleans()):
             break
-        holder = holder[key]
-    holder[key] = value
+        parent = parent[key]
+    parent[key] = value
     review_log(write(tmp_path / "odd.jsonl", records))
 
 
 def test_a_busy_cpu_is_a_warning(sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
     records[-1]["findings"] = ["WARN host load: other processes used 60 % of the CPU during the run; rates are lower"]
-    judged = review_log(write(tmp_path / "busy.jsonl", records))
-    assert not judged.is_rejected()
-    (finding,) = judged.findings
+    review = review_log(write(tmp_path / "busy.jsonl", records))
+    assert not review.is_rejected()
+    (finding,) = review.findings
     assert finding.rule == "busy-machine" and "60 % of the CPU" in finding.message
 
 
-def test_an_editors_marks_are_found(sweep_records, tmp_path):
+def test_changed_line_ends_are_rejected(sweep_records, tmp_path):
     path = write(tmp_path / "edited.jsonl", sweep_records)
     path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
     assert "unreadable" in found(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"no log\n", b"{}\n", b"[]\n", b"\xff\xfe\x00\n", b'{"record": 1}\n'])
-def test_what_is_no_log_is_said_to_be_none(content, tmp_path):
+def test_a_file_that_is_not_a_log_is_rejected(content, tmp_path):
     path = tmp_path / "none.jsonl"
     path.write_bytes(content)
     assert found(path) & {"unreadable", "schema"}
 
 
 def test_an_interrupted_run_is_accepted_as_such(sweep_records, tmp_path):
-    judged = review_log(write(tmp_path / "log.jsonl", sweep_records[:-2]))
-    assert judged.tier == "interrupted"
-    assert not judged.is_rejected()
-    assert [finding.rule for finding in judged.findings] == ["interrupted"]
+    review = review_log(write(tmp_path / "log.jsonl", sweep_records[:-2]))
+    assert review.tier == "interrupted"
+    assert not review.is_rejected()
+    assert [finding.rule for finding in review.findings] == ["interrupted"]
 
 
 @pytest.mark.parametrize(
@@ -354,12 +361,14 @@ def test_a_resumed_find_supersedes_its_ceilings(tmp_path):
     ceiling must follow from the rounds before it.
     """
     path = tmp_path / "find.jsonl"
-    asked = ["find", "--backend", "mamf.testing:SimulatedBackend"]
-    main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
-    main([*asked, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
+    find_command = ["find", "--backend", "mamf.testing:SimulatedBackend"]
+    main([*find_command, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "9s", "--output", str(path)])
+    main([*find_command, "--kernel", "mamf.testing:SimulatedMatmul", "--budget", "40s", "--resume", str(path)])
     records = [record for _, record in parse_records(path, read_lines(path))]
-    burst = [number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"]
-    assert len(burst) == 2
+    burst_ceilings = [
+        number for number, each in enumerate(records) if each["record"] == "ceiling" and each["regime"] == "burst"
+    ]
+    assert len(burst_ceilings) == 2
     assert not found(path) & {"ceiling-mismatch", "best-mismatch"}
-    records[burst[1]]["tflops"] *= 1.01
+    records[burst_ceilings[1]]["tflops"] *= 1.01
     assert "ceiling-mismatch" in found(write(path, records))

@@ -11,8 +11,6 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.profiling.counters import ncu
 from mamf.profiling.counters.ncu import (
     DRAM_BYTES_READ,
-    DURATION_NANOSECONDS,
-    ELAPSED_CYCLES,
     L2_HIT_PERCENT,
     NCU_METRICS,
     TENSOR_PIPE_PERCENT,
@@ -25,30 +23,22 @@ from mamf.profiling.counters.ncu import (
 )
 
 DATA = Path(__file__).parent / "data"
-RECORDED = (DATA / "ncu.csv").read_text()
-KERNELS = ncu.parse_kernel_counters(RECORDED)
+NCU_OUTPUT = (DATA / "ncu.csv").read_text()
+KERNELS = ncu.parse_kernel_counters(NCU_OUTPUT)
 #: The recorded kernels: torch.mm, the forward passes of flash and cuDNN attention, the five kernels of the backward
 #: pass of flash attention, an addition by Triton, and three launches of a small matmul.
 MM, FLASH, CUDNN, *BACKWARD, ADD, SMALL, SMALL_AGAIN, SMALL_ONCE_MORE = KERNELS
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
-def counts(*kernels, cycles=None):
-    return LaunchCounters(
-        "torch.mm", MatmulProblem(), SHAPE, kernels, cycles or (sum(each.cycles for each in kernels),)
-    )
-
-
-def made(**metrics):
-    return DeviceKernelCounters(
-        "made", "(1, 1, 1)", "(1, 1, 1)", {ELAPSED_CYCLES: 1e5, DURATION_NANOSECONDS: 1e5, **metrics}
-    )
+def make_launch(*kernels):
+    return LaunchCounters("torch.mm", MatmulProblem(), SHAPE, kernels, (sum(each.cycles for each in kernels),))
 
 
 # -- output of ncu ---------------------------------------------------------------------------------------------------
 
 
-def test_figures_are_read_from_among_messages():
+def test_figures_are_read_from_output_that_contains_messages():
     assert len(KERNELS) == 12
     assert (MM.name, MM.grid, MM.block) == (
         "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT",
@@ -59,25 +49,27 @@ def test_figures_are_read_from_among_messages():
     assert MM.dram_bytes == 149_646_080 + 28_192_512
     assert MM.occupancy_limiters == ("registers", "shared memory")
     assert not [name for each in KERNELS for name in NCU_METRICS if each.metrics[name] is None]
-    assert ncu.parse_kernel_counters(RECORDED.replace('"285,342"', '"n/a"'))[0].cycles is None
+    assert ncu.parse_kernel_counters(NCU_OUTPUT.replace('"285,342"', '"n/a"'))[0].cycles is None
 
 
-def test_what_the_program_prints_is_no_figure():
-    printed = f'torch.mm 4096\n{{"preparing_seconds": 1.5}}\n"quoted", and more\n{RECORDED}"ID"\n"1","2"\n==ERROR== x\n'
-    assert ncu.parse_kernel_counters(printed) == KERNELS
+def test_output_of_the_program_is_not_read_as_figures():
+    output = (
+        f'torch.mm 4096\n{{"preparing_seconds": 1.5}}\n"quoted", and more\n{NCU_OUTPUT}"ID"\n"1","2"\n==ERROR== x\n'
+    )
+    assert ncu.parse_kernel_counters(output) == KERNELS
     assert (
         ncu.parse_kernel_counters("")
         == ncu.parse_kernel_counters("no csv\n")
         == ncu.parse_kernel_counters('"a"\n')
         == []
     )
-    assert ncu.parse_kernel_counters(RECORDED[: len(RECORDED) // 2])[:4] == KERNELS[:4]
+    assert ncu.parse_kernel_counters(NCU_OUTPUT[: len(NCU_OUTPUT) // 2])[:4] == KERNELS[:4]
 
 
-def test_why_nothing_was_counted():
-    crash = "==ERROR== The application returned an error code (11).\n"
+def test_a_failure_of_ncu_is_explained():
+    crash_output = "==ERROR== The application returned an error code (11).\n"
     assert (
-        ncu.explain_ncu_failure(crash, "mamf: it broke\n")
+        ncu.explain_ncu_failure(crash_output, "mamf: it broke\n")
         == "mamf: it broke / The application returned an error code (11)."
     )
     assert ncu.explain_ncu_failure("", "") == "ncu counted no kernel and printed no reason"
@@ -86,43 +78,43 @@ def test_why_nothing_was_counted():
 # -- launches and their sums -----------------------------------------------------------------------------------------
 
 
-def launched(kernels, count):
+def group_launches(kernels, count):
     return make_launch_counters("torch.mm", MatmulProblem(), SHAPE, kernels, count)
 
 
-def test_launches_of_the_same_kernels_are_told_apart_and_their_median_taken():
-    found = launched([SMALL, SMALL_AGAIN, SMALL_ONCE_MORE], 3)
-    assert found.cycles_by_launch == (6680, 6460, 6740)
-    assert (found.summed_counters.cycles, found.summed_counters.metrics[L2_HIT_PERCENT]) == (6680, 59.75)
-    assert [each.name for each in launched([*BACKWARD, *BACKWARD], 2).device_kernels] == [
+def test_launches_of_the_same_kernels_are_separated_and_their_median_is_taken():
+    counters = group_launches([SMALL, SMALL_AGAIN, SMALL_ONCE_MORE], 3)
+    assert counters.cycles_by_launch == (6680, 6460, 6740)
+    assert (counters.summed_counters.cycles, counters.summed_counters.metrics[L2_HIT_PERCENT]) == (6680, 59.75)
+    assert [each.name for each in group_launches([*BACKWARD, *BACKWARD], 2).device_kernels] == [
         each.name for each in BACKWARD
     ]
 
 
 @pytest.mark.parametrize(("kernels", "count"), [([MM, FLASH], 2), ([MM, MM, MM], 2), ([], 1), ([MM], 2)])
-def test_launches_that_ran_other_kernels_have_no_counts(kernels, count):
-    found = launched(kernels, count)
-    assert not found.has_counters
-    assert "did not all run the same kernels" in found.missing_reason
+def test_launches_that_ran_different_kernels_have_no_counters(kernels, count):
+    counters = group_launches(kernels, count)
+    assert not counters.has_counters
+    assert "did not all run the same kernels" in counters.missing_reason
 
 
-def test_a_launch_of_several_kernels_is_their_sum():
-    total = counts(*BACKWARD).summed_counters
+def test_counters_of_a_launch_are_the_sum_of_its_kernels():
+    total = make_launch(*BACKWARD).summed_counters
     assert total.name == "5 kernels"
     assert total.cycles == sum(each.cycles for each in BACKWARD) == 1_442_759
     assert total.seconds == pytest.approx(794.784e-6)
     assert total.dram_bytes == 202_002_432 + 61_282_048
     assert TENSOR_PIPE_PERCENT not in total.metrics
-    assert counts(MM).summed_counters is MM
-    lacking = replace(MM, metrics={**MM.metrics, DRAM_BYTES_READ: None})
-    assert counts(MM, lacking).summed_counters.dram_bytes is None
+    assert make_launch(MM).summed_counters is MM
+    mm_without_dram_reads = replace(MM, metrics={**MM.metrics, DRAM_BYTES_READ: None})
+    assert make_launch(MM, mm_without_dram_reads).summed_counters.dram_bytes is None
 
 
 # -- limiters --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("kernel", "by", "why"),
+    ("kernel", "limiter", "evidence"),
     [
         (MM, "tensor pipe", "90.3 % of its peak"),
         (ADD, "memory", "89.1 % of its peak"),
@@ -140,20 +132,20 @@ def test_a_launch_of_several_kernels_is_their_sum():
     ],
     ids=lambda value: shorten_kernel_name(value.name) if isinstance(value, DeviceKernelCounters) else None,
 )
-def test_what_bounds_kernels_of_an_h200(kernel, by, why):
-    found = find_kernel_bound(kernel)
-    assert found.limiter == by
-    assert why in found.evidence
+def test_the_limiter_of_each_recorded_kernel_is_named(kernel, limiter, evidence):
+    bound = find_kernel_bound(kernel)
+    assert bound.limiter == limiter
+    assert evidence in bound.evidence
 
 
 def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
-    backward = counts(*BACKWARD)
-    found = find_launch_bound(backward, interval_seconds=800e-6)
-    assert found.limiter == "latency"
-    assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in found.evidence
-    waiting = find_launch_bound(backward, interval_seconds=2e-3)
-    assert (waiting.limiter, waiting.evidence) == (
+    backward = make_launch(*BACKWARD)
+    bound = find_launch_bound(backward, interval_seconds=800e-6)
+    assert bound.limiter == "latency"
+    assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in bound.evidence
+    bound_with_gaps = find_launch_bound(backward, interval_seconds=2e-3)
+    assert (bound_with_gaps.limiter, bound_with_gaps.evidence) == (
         "launch",
         "its 5 kernels run for only 40% of the 2000 us from one launch to the next",
     )
-    assert find_launch_bound(counts(MM)).evidence == "90.3 % of its peak"
+    assert find_launch_bound(make_launch(MM)).evidence == "90.3 % of its peak"

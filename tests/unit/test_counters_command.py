@@ -17,7 +17,7 @@ from mamf.profiling.counters.ncu import Ncu, run_and_capture_output
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 RECORDED = (Path(__file__).parent / "data" / "ncu.csv").read_text().splitlines(keepends=True)
-HEAD = next(line for line in RECORDED if line.startswith('"ID"'))
+CSV_HEADER = next(line for line in RECORDED if line.startswith('"ID"'))
 NO_PERMISSION = (
     "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU Performance Counters\n"
 )
@@ -35,24 +35,21 @@ MM, FASTER = "mamf.testing:SimulatedMatmul", "test_counters_command:FasterMatmul
 ATTENTION = "mamf.testing:SimulatedAttention"
 
 
-def printed(of, launches=5, cycles=None):
+def printed(recorded_ids, launches=5):
     """Return what ncu prints for several launches that run some of the recorded device kernels.
 
-    ``of``: the recorded IDs of the device kernels of one launch. ``cycles``: the elapsed cycles of the first device
-    kernel; each later one has one cycle more. By default all have their recorded cycles.
+    ``recorded_ids``: the recorded IDs of the device kernels of one launch.
     """
     lines = []
-    for place, number in enumerate(number for _ in range(launches) for number in of):
+    for index, recorded_id in enumerate(recorded_id for _ in range(launches) for recorded_id in recorded_ids):
         for line in RECORDED:
-            if line.startswith(f'"{number}",'):
-                line = line.replace(f'"{number}"', f'"{place}"', 1)
-                head, name, _ = line.partition('"gpc__cycles_elapsed.max"')
-                lines.append(f'{head}{name},"cycle","{cycles + place:,}"\n' if name and cycles else line)
-    return f"==PROF== Disconnected from process 1\n{HEAD}{''.join(lines)}"
+            if line.startswith(f'"{recorded_id}",'):
+                lines.append(line.replace(f'"{recorded_id}"', f'"{index}"', 1))
+    return f"==PROF== Disconnected from process 1\n{CSV_HEADER}{''.join(lines)}"
 
 
 @pytest.fixture
-def counted(monkeypatch):
+def fake_ncu(monkeypatch):
     """Provide a device with counters, and a fake ncu.
 
     A test may set ``answers`` for a kernel: the stdout of ncu, its stdout and stderr, or an exception to raise. The
@@ -63,17 +60,17 @@ def counted(monkeypatch):
     def answer(command):
         commands.append(command)
         name = command[command.index("run") + 1]
-        said = answers.get(name, printed([0]))
-        if isinstance(said, BaseException):
-            raise said
-        return said if isinstance(said, tuple) else (said, "")
+        output = answers.get(name, printed([0]))
+        if isinstance(output, BaseException):
+            raise output
+        return output if isinstance(output, tuple) else (output, "")
 
     monkeypatch.setattr(SimulatedBackend, "explain_missing_counters", lambda self: None)
     monkeypatch.setattr(ncu, "run_and_capture_output", answer)
     return SimpleNamespace(commands=commands, answers=answers)
 
 
-def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
+def test_a_table_shows_the_cycles_the_burst_rate_and_the_bound_of_a_launch(run, fake_ncu):
     code, out, _ = run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)
     assert code == 0
     assert "simulated.mm; faster.mm: bound by tensor pipe" in out
@@ -83,11 +80,11 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
     assert row[4:7] == ["175.2", "1.02", "90.3"]
     assert row[-1] == "nvjet_sm90_tst_256x128_64x4_1x2_h_bz_coopA_TNT"
     assert "bound by tensor pipe (90.3 % of its peak)" in out
-    first, second = counted.commands
-    asked = first[first.index("run") :]
-    assert asked[:7] == ["run", MM, "--operation", "matmul", *SHAPE, "--dtype"]
-    assert "layout=nt" in asked
-    assert asked[-2:] == ["--launches", "5"]
+    first, second = fake_ncu.commands
+    run_arguments = first[first.index("run") :]
+    assert run_arguments[:7] == ["run", MM, "--operation", "matmul", *SHAPE, "--dtype"]
+    assert "layout=nt" in run_arguments
+    assert run_arguments[-2:] == ["--launches", "5"]
     assert first[1:5] == ["--clock-control", "none", "--profile-from-start", "off"]
     assert second[second.index("run") + 1] == FASTER
 
@@ -101,33 +98,33 @@ def test_a_launch_its_cycles_its_burst_and_what_bounds_it(run, counted):
         ("model", "mamf.testing:SimulatedModel"),
     ],
 )
-def test_what_it_asks_for_is_understood_by_mamf_run(backend, monkeypatch, operation, kernel):
+def test_mamf_run_accepts_the_command_that_ncu_starts(backend, monkeypatch, operation, kernel):
     """Check that the ``mamf run`` command that ncu starts launches the right problem and shape."""
-    of = discovery.make_operation(operation)
-    problem, shape = of.make_problem(backend, {}), of.choose_default_shapes(backend)[0]
+    spec = discovery.make_operation(operation)
+    problem, shape = spec.make_problem(backend, {}), spec.choose_default_shapes(backend)[0]
     command = Ncu("ncu", DEVICE[1], 0, launch_count=2).make_command(kernel, problem, shape)
-    launched = []
+    launches = []
 
-    def launch(kernel, *asked):
-        launched.append(asked)
-        return launch_in_profiler_window(kernel, *asked)
+    def launch(kernel, *arguments):
+        launches.append(arguments)
+        return launch_in_profiler_window(kernel, *arguments)
 
     monkeypatch.setattr("mamf.engine.launching.launch_in_profiler_window", launch)
     assert main(command[command.index("run") :]) == 0
-    assert launched[0][:2] == (problem, shape)
-    assert launched[0][3] == 2
+    assert launches[0][:2] == (problem, shape)
+    assert launches[0][3] == 2
 
 
-def test_it_is_shown_in_every_format(run, counted):
+def test_counters_are_shown_in_every_format(run, fake_ncu):
     run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)
     table = run("show", "counters.jsonl")[1]
     assert "simulated.mm; faster.mm: bound by tensor pipe" in table
-    told = json.loads(run("show", "counters.jsonl", "--format", "json")[1])
-    assert [each["device_kernel"] for each in told["counters"]].count("total") == 2
-    assert told["counters"][0]["smsp__inst_executed.sum"] == 16575297
-    csv = run("show", "counters.jsonl", "--format", "csv")[1].splitlines()
-    assert len(csv) == 1 + 2 * 2
-    assert "gpc__cycles_elapsed.max" in csv[0].split(",")
+    document = json.loads(run("show", "counters.jsonl", "--format", "json")[1])
+    assert [record["device_kernel"] for record in document["counters"]].count("total") == 2
+    assert document["counters"][0]["smsp__inst_executed.sum"] == 16575297
+    csv_lines = run("show", "counters.jsonl", "--format", "csv")[1].splitlines()
+    assert len(csv_lines) == 1 + 2 * 2
+    assert "gpc__cycles_elapsed.max" in csv_lines[0].split(",")
     assert "| faster.mm | 285,342 |" in run("show", "counters.jsonl", "--format", "markdown")[1]
     code, out, _ = run("results", "check", "counters.jsonl")
     assert (code, "which results/ does not collect" in out) == (1, True)
@@ -136,22 +133,22 @@ def test_it_is_shown_in_every_format(run, counted):
 # -- failures --------------------------------------------------------------------------------------------------------
 
 
-def test_without_permission_the_burst_is_there_and_the_remedy_told(run, counted, tmp_path):
-    counted.answers[MM] = NO_PERMISSION
+def test_without_permission_the_burst_is_measured_and_the_remedy_printed(run, fake_ncu, tmp_path):
+    fake_ncu.answers[MM] = NO_PERMISSION
     code, out, _ = run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)
     assert code == 2
     assert "ERR_NVGPUCTRPERM" in out
     assert "NVreg_RestrictProfilingToAdminUsers=0" in out
-    assert len(counted.commands) == 1
-    counted.answers.clear()
+    assert len(fake_ncu.commands) == 1
+    fake_ncu.answers.clear()
     assert run("counters", MM, FASTER, *DEVICE, *SHAPE, "--resume", "counters.jsonl")[0] == 0
     log = read_run_log(tmp_path / "counters.jsonl")
     assert len(log.measurements) == 2
-    assert [each["record"] for each in log.counter_records] == ["counters", "counters"]
+    assert [record["record"] for record in log.counter_records] == ["counters", "counters"]
 
 
-def test_a_kernel_that_crashes_is_a_row_without_counts(run, counted):
-    counted.answers[MM] = CRASH, "mamf: it broke\n"
+def test_a_kernel_that_crashes_is_a_row_without_counts(run, fake_ncu):
+    fake_ncu.answers[MM] = CRASH, "mamf: it broke\n"
     code, out, _ = run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)
     assert code == 0
     assert "simulated.mm: not counted: mamf: it broke / The application returned an error code (139)." in out
@@ -159,51 +156,51 @@ def test_a_kernel_that_crashes_is_a_row_without_counts(run, counted):
     assert "not counted" in run("show", "counters.jsonl")[1]
 
 
-def test_what_failed_is_counted_again_when_resumed(run, counted, tmp_path):
-    counted.answers[MM] = CRASH
+def test_a_kernel_that_failed_is_counted_again_when_resumed(run, fake_ncu, tmp_path):
+    fake_ncu.answers[MM] = CRASH
     run("counters", MM, *DEVICE, *SHAPE, *LOG)
-    counted.answers[MM] = printed([0], launches=7)
+    fake_ncu.answers[MM] = printed([0], launches=7)
     assert run("counters", MM, *DEVICE, "--launches", "7", "--resume", "counters.jsonl")[0] == 0
-    assert "7" in counted.commands[-1]
+    assert "7" in fake_ncu.commands[-1]
     assert len(read_run_log(tmp_path / "counters.jsonl").measurements) == 1
-    asked = len(counted.commands)
+    command_count = len(fake_ncu.commands)
     assert run("counters", MM, *DEVICE, "--resume", "counters.jsonl")[0] == 0
-    assert len(counted.commands) == asked
+    assert len(fake_ncu.commands) == command_count
 
 
-def test_ctrl_c_while_it_counts_leaves_a_log_that_goes_on(run, counted, tmp_path):
-    counted.answers[FASTER] = KeyboardInterrupt()
+def test_ctrl_c_during_counting_leaves_a_log_that_can_be_resumed(run, fake_ncu, tmp_path):
+    fake_ncu.answers[FASTER] = KeyboardInterrupt()
     assert run("counters", MM, FASTER, *DEVICE, *SHAPE, *LOG)[0] == 130
     assert read_run_log(tmp_path / "counters.jsonl").summary["status"] == "interrupted"
-    counted.answers.clear()
+    fake_ncu.answers.clear()
     assert run("counters", MM, FASTER, *DEVICE, "--resume", "counters.jsonl")[0] == 0
     assert read_run_log(tmp_path / "counters.jsonl").summary["status"] == "complete"
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         ({"cycles": ["many"]}, "field cycles[0]: expected `float`, got `str`"),
         ({"cycles": [0]}, "the cycles of a launch must be above 0"),
         ({"kernels": [{"name": "x"}]}, "field kernels[0]: missing field `grid`"),
     ],
 )
-def test_a_damaged_log_is_refused_in_a_line(run, counted, tmp_path, damage, told):
+def test_a_damaged_log_is_refused_in_one_line(run, fake_ncu, tmp_path, damage, message):
     run("counters", MM, *DEVICE, *SHAPE, *LOG)
     path = tmp_path / "counters.jsonl"
     records = [json.loads(line) for line in path.read_text().splitlines()]
-    (record,) = [each for each in records if each["record"] == "counters"]
-    record.update(damage)
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    (counters,) = [record for record in records if record["record"] == "counters"]
+    counters.update(damage)
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     code, out, err = run("show", "counters.jsonl")
     assert (code, out) == (2, "")
-    assert told in err
+    assert message in err
 
 
 # -- ncu as a process ------------------------------------------------------------------------------------------------
 
 
-def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, monkeypatch, tmp_path):
+def test_counters_work_with_a_profiler_that_runs_its_program(run, fake_ncu, monkeypatch, tmp_path):
     """Check the whole path with a script in place of ncu. It runs the program and prints recorded output of ncu."""
     (tmp_path / "printed.csv").write_text(printed([0]))
     script = tmp_path / "ncu"
@@ -217,14 +214,14 @@ def test_the_whole_way_through_a_profiler_that_runs_its_program(run, counted, mo
     assert "simulated.mm: bound by tensor pipe (90.3 % of its peak)" in out
 
 
-def test_an_interrupt_ends_the_profiler_and_what_it_started(monkeypatch):
+def test_an_interrupt_ends_the_profiler(monkeypatch):
     started = []
 
-    def interrupted(self, *arguments):
+    def interrupt(self, *arguments):
         started.append(self)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupt)
     with pytest.raises(KeyboardInterrupt):
         run_and_capture_output([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
     (process,) = started

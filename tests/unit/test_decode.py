@@ -22,19 +22,19 @@ from mamf.operations.decode.operation import (
 from mamf.testing import Physics, SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedKernel
 
-SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "test_decode:HalfOfMemory"]
+SIMULATED = ["--backend", "mamf.testing:SimulatedBackend", "--kernel", "test_decode:HalfBandwidthKernel"]
 
 
-class HalfOfMemory(SimulatedKernel[DecodeProblem, DecodeShape], DecodeKernel):
+class HalfBandwidthKernel(SimulatedKernel[DecodeProblem, DecodeShape], DecodeKernel):
     """A kernel that reads at half of the simulated device's bandwidth."""
 
-    name = "half-of-memory"
+    name = "half-bandwidth"
 
     def make_launch_function(self, device, problem, shape):
         return partial(device.launch_memory_transfer, 2 * problem.compute_work(shape).nbytes)
 
 
-def parse(text):
+def parse_shape(text):
     return DecodeShape.parse(text)
 
 
@@ -55,36 +55,36 @@ def parse(text):
     ],
 )
 def test_flop_and_bytes_are_exact(text, flop, nbytes):
-    work = DecodeProblem("bfloat16").compute_work(parse(text))
+    work = DecodeProblem("bfloat16").compute_work(parse_shape(text))
     assert (work.flop, work.nbytes, work.unit) == (flop, nbytes, "TB/s")
 
 
-def test_an_8_bit_cache_halves_its_bytes_alone():
-    shape = parse("b2h32kv8q1c100d128")
-    whole, half = (
+def test_an_8_bit_cache_halves_only_the_bytes_of_the_cache():
+    shape = parse_shape("b2h32kv8q1c100d128")
+    work_16_bit, work_8_bit = (
         DecodeProblem("bfloat16", cache_dtype).compute_work(shape) for cache_dtype in ("same", "float8_e4m3fn")
     )
-    assert whole.nbytes - half.nbytes == 2 * 100 * 8 * 256
-    assert whole.flop == half.flop
+    assert work_16_bit.nbytes - work_8_bit.nbytes == 2 * 100 * 8 * 256
+    assert work_16_bit.flop == work_8_bit.flop
 
 
-def test_a_graph_launches_over_more_caches_than_any_cache_of_the_device_holds():
-    shape, one, many = parse("b1h32kv8q1c1024d128"), DecodeProblem(), DecodeProblem(graph=True)
-    count = many.count_kernel_launches(shape)
-    assert one.count_kernel_launches(shape) == 1
-    assert many.compute_work(shape).nbytes == count * one.compute_work(shape).nbytes
-    assert count == 64 or many.compute_work(shape).nbytes >= 512 * 2**20
-    assert many.list_buffers(shape)["k"].element_count == count * one.list_buffers(shape)["k"].element_count
-    assert many.count_kernel_launches(parse("b64h32kv8q1c8192d128")) == 3
+def test_a_graph_uses_more_kv_caches_than_fit_in_the_cache_of_the_device():
+    shape, single, graph = parse_shape("b1h32kv8q1c1024d128"), DecodeProblem(), DecodeProblem(graph=True)
+    count = graph.count_kernel_launches(shape)
+    assert single.count_kernel_launches(shape) == 1
+    assert graph.compute_work(shape).nbytes == count * single.compute_work(shape).nbytes
+    assert count == 64 or graph.compute_work(shape).nbytes >= 512 * 2**20
+    assert graph.list_buffers(shape)["k"].element_count == count * single.list_buffers(shape)["k"].element_count
+    assert graph.count_kernel_launches(parse_shape("b64h32kv8q1c8192d128")) == 3
 
 
 @pytest.mark.parametrize(("letter", "mean"), [("u", 0.5), ("t", 0.25)])
 def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
-    shape = parse(f"b400h8q16c10000{letter}d64p16")
+    shape = parse_shape(f"b400h8q16c10000{letter}d64p16")
     sequence_sizes = draw_sequence_sizes(shape, 0)
     assert sequence_sizes.sequence_lengths[0] == max(sequence_sizes.sequence_lengths) == 10000
     assert sum(sequence_sizes.sequence_lengths) / 400 == pytest.approx(mean * 10000, rel=0.15)
-    assert sequence_sizes == draw_sequence_sizes(parse(str(shape)), 0) != draw_sequence_sizes(shape, 1)
+    assert sequence_sizes == draw_sequence_sizes(parse_shape(str(shape)), 0) != draw_sequence_sizes(shape, 1)
     assert all(
         q == min(16, n) for q, n in zip(sequence_sizes.query_counts, sequence_sizes.sequence_lengths, strict=True)
     )
@@ -111,17 +111,17 @@ def test_lengths_are_drawn_once_for_all_kernels(letter, mean):
         ("b1h4q1c8d64p0", "page size must be at least 1, not 0"),
     ],
 )
-def test_a_shape_that_cannot_be_is_refused_in_a_line(text, reason):
+def test_an_impossible_shape_is_refused_in_one_line(text, reason):
     with pytest.raises(UsageError) as refused:
-        parse(text)
+        parse_shape(text)
     assert str(refused.value) == reason
 
 
-def test_presets_are_of_whole_shapes():
-    of, backend = DecodeOperation(), SimulatedBackend()
+def test_the_names_of_preset_shapes_are_parsed_to_the_same_shapes():
+    operation, backend = DecodeOperation(), SimulatedBackend()
     for name, preset in DECODE_PRESETS.items():
-        shapes = [*preset.shapes] or of.build_shapes(preset.sizes, backend)
-        assert all(parse(str(shape)) == shape for shape in shapes), name
+        shapes = [*preset.shapes] or operation.build_shapes(preset.sizes, backend)
+        assert all(parse_shape(str(shape)) == shape for shape in shapes), name
         assert len(set(shapes)) == len(shapes)
 
 
@@ -141,7 +141,7 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
     log = read_run_log(tmp_path / "run.jsonl")
     assert log.plan.operation == "decode"
     assert [ceiling.problem.pattern for ceiling in log.other_ceilings.values()] == ["read"]
-    (row,) = [each for each in json.loads(out)["measurements"] if each["operation"] == "decode"]
+    (row,) = [row for row in json.loads(out)["measurements"] if row["operation"] == "decode"]
     assert row["mbu"] == pytest.approx(0.5, abs=0.02)
     assert row["bound_by"] == "bandwidth"
     assert row["share_of_roof"] == pytest.approx(row["mbu"], rel=1e-6)
@@ -155,18 +155,18 @@ def test_rows_are_shares_of_both_ceilings_which_are_measured_first(decode, run, 
 
 def test_one_message_names_both_ceilings_that_a_short_budget_leaves_unconfirmed(decode):
     code, out, err = decode("--preset", "llama-8b-decode", "--budget", "1s")
-    said = "no bfloat16 burst ceiling and no read bandwidth burst ceiling was confirmed in 0.25 s"
-    assert (code, out.count(said), err.count(said)) == (0, 1, 1)
+    message = "no bfloat16 burst ceiling and no read bandwidth burst ceiling was confirmed in 0.25 s"
+    assert (code, out.count(message), err.count(message)) == (0, 1, 1)
     assert (out + err).count("was confirmed in") == 2
     assert err.count("0.25 of the usual 12 s for the bfloat16 ceiling and the read bandwidth ceiling, so") == 1
 
 
-def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
-    on = ["--backend", "mamf.testing:SimulatedBackend"]
-    run("bandwidth", *on, "--pattern", "read", "--size", "4GiB", "--output", "bandwidth.jsonl")
+def test_the_read_bandwidth_of_a_bandwidth_log_is_a_ceiling(decode, run):
+    device_options = ["--backend", "mamf.testing:SimulatedBackend"]
+    run("bandwidth", *device_options, "--pattern", "read", "--size", "4GiB", "--output", "bandwidth.jsonl")
     run(
         "find",
-        *on,
+        *device_options,
         "--kernel",
         "mamf.testing:SimulatedMatmul",
         "--quick",
@@ -187,12 +187,12 @@ def test_the_read_bandwidth_of_a_log_of_bandwidth_serves(decode, run, tmp_path):
 def test_help_of_attention_lists_the_presets_that_select_decode(capsys, options, is_listed):
     with pytest.raises(SystemExit):
         main(["attention", *options, "--help"])
-    help = capsys.readouterr().out
-    presets = help.partition("  --preset NAME")[2].partition("problem of attention")[0]
+    help_text = capsys.readouterr().out
+    presets = help_text.partition("  --preset NAME")[2].partition("problem of attention")[0]
     assert "scaling" in presets and ("llama-8b-decode" in presets) == is_listed
 
 
-def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
+def test_other_commands_read_the_log(decode, run, tmp_path):
     options = ["--preset", "llama-8b-decode", "--cache-lens", "1024", "8192", "--batch", "8"]
     for name in ("one.jsonl", "other.jsonl"):
         assert decode(*options, "--output", name)[0] == 0
@@ -205,7 +205,7 @@ def test_other_commands_read_the_log(decode, run, monkeypatch, tmp_path):
     assert all(part in text for part in ("cache length", "% MBU", "pages of 16", "contiguous"))
     code, out, err = run("reproduce", "one.jsonl", *SIMULATED[:2], "--kernel", SIMULATED[3], "--output", "again.jsonl")
     assert (code, err) == (0, ""), err
-    assert "\nreproduced: burst" in out and "by half-of-memory: 1.500 TB/s claimed, 1.500 TB/s here: " in out
+    assert "\nreproduced: burst" in out and "by half-bandwidth: 1.500 TB/s claimed, 1.500 TB/s here: " in out
 
 
 def test_chunks_of_a_prompt_are_drawn_under_the_compute_ceiling_that_limits_them(run, tmp_path):
@@ -215,9 +215,9 @@ def test_chunks_of_a_prompt_are_drawn_under_the_compute_ceiling_that_limits_them
     assert all(part in text for part in ("TFLOPS", "% MAMFU", "the matmul")) and "MBU" not in text
 
 
-def test_a_guard_holds_the_bandwidth_of_a_decode_row(decode, run, monkeypatch, tmp_path):
+def test_a_guard_checks_the_bandwidth_of_a_decode_row(decode, run, monkeypatch, tmp_path):
     (tmp_path / "guard.toml").write_text(
-        'operation = "decode"\nkernels = ["test_decode:HalfOfMemory"]\nbaseline = "baseline.jsonl"\n'
+        'operation = "decode"\nkernels = ["test_decode:HalfBandwidthKernel"]\nbaseline = "baseline.jsonl"\n'
         'shapes = ["b8h32kv8q1c8192d128", "b8h32kv8q1c4096d128"]\n'
     )
     guard = ["guard", "guard.toml", *SIMULATED[:2]]

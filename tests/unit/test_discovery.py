@@ -20,55 +20,55 @@ from mamf.plugins.discovery import (
 
 
 @pytest.fixture
-def distribution(tmp_path, monkeypatch):
+def install_distribution(tmp_path, monkeypatch):
     """Return a function that installs a third party's distribution, which declares one backend."""
 
     def install(package, name, value, source=""):
         (tmp_path / f"{package}.py").write_text(textwrap.dedent(source))
-        info = tmp_path / f"{package}-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[mamf.backends]\n{name} = {value}\n")
+        metadata_folder = tmp_path / f"{package}-1.0.dist-info"
+        metadata_folder.mkdir()
+        (metadata_folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (metadata_folder / "entry_points.txt").write_text(f"[mamf.backends]\n{name} = {value}\n")
         monkeypatch.syspath_prepend(tmp_path)
         return tmp_path
 
     return install
 
 
-def test_a_third_partys_backend_is_found_and_opened(distribution, run):
+def test_a_third_partys_backend_is_found_and_opened(install_distribution, run):
     source = """
         from mamf.testing import SimulatedBackend
         class NpuBackend(SimulatedBackend):
             name = "npu"
     """
-    distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
+    install_distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
     assert open_backend("npu").name == "npu"
-    code, listed, _ = run("backends")
+    code, out, _ = run("backends")
     assert code == 0
-    assert "npu         device 0: Simulated H100" in listed
+    assert "npu         device 0: Simulated H100" in out
 
 
-def test_auto_prefers_an_accelerator(distribution):
+def test_auto_prefers_an_accelerator(install_distribution):
     source = """
         from mamf.testing import SimulatedBackend
         class NpuBackend(SimulatedBackend):
             name = "npu"
     """
-    distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
+    install_distribution("mamf_npu", "npu", "mamf_npu:NpuBackend", source)
     statuses = list_backend_statuses()
     assert statuses[-1].name == "cpu"
-    first = next(status for status in statuses if status.unavailability is None)
-    assert open_backend("auto").name == first.name != "cpu"
+    first_available = next(status for status in statuses if status.unavailability is None)
+    assert open_backend("auto").name == first_available.name != "cpu"
 
 
-def test_a_name_that_two_distributions_claim_names_both(distribution):
-    distribution("mamf_rival", "cpu", "mamf_rival:Rival")
+def test_an_error_about_a_name_of_two_distributions_names_both(install_distribution):
+    install_distribution("mamf_rival", "cpu", "mamf_rival:Rival")
     with pytest.raises(UsageError, match=r"'cpu' of mamf.backends is defined by .*(mamf.*mamf_rival|mamf_rival.*mamf)"):
         find_entry_points_by_name(discovery.BACKEND_GROUP)
 
 
-def test_an_entry_point_whose_file_is_gone_says_what_to_run(distribution):
-    distribution("mamf_stale", "stale", "mamf_stale.moved:Backend")
+def test_an_entry_point_whose_file_is_gone_says_what_to_run(install_distribution):
+    install_distribution("mamf_stale", "stale", "mamf_stale.moved:Backend")
     with pytest.raises(PluginError, match=r"pip install -e \."):
         load_backend_class("stale")
     assert any(status.name == "stale" and status.unavailability for status in list_backend_statuses())
@@ -88,7 +88,7 @@ def test_the_kernel_follows_from_the_dtype(dtype, out_dtype, name):
     assert choose_matmul_kernel(open_backend("cpu"), MatmulProblem(dtype, out_dtype)).name == name
 
 
-def test_when_no_kernel_fits_the_most_telling_reason_is_given():
+def test_when_no_kernel_fits_the_most_specific_reason_is_given():
     backend = open_backend("cpu")
     with pytest.raises(UnavailableError, match="CPUs have no tf32"):
         choose_matmul_kernel(backend, MatmulProblem("tf32", "float32"))
@@ -101,6 +101,6 @@ def test_a_class_path_finds_modules_of_the_current_folder(tmp_path, monkeypatch)
         "from mamf.testing import SimulatedMatmul\nclass Mine(SimulatedMatmul):\n    name = 'mine.mm'\n"
     )
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [each for each in sys.path if each])
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     assert make_kernel(make_operation("matmul"), "my_module_here:Mine").name == "mine.mm"
     assert sys.path[-1] == str(tmp_path)

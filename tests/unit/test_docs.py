@@ -19,54 +19,54 @@ from mamf.cli.parser import normalize_option_names
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 NAMES = sorted([*mamf.__all__, *(f"testing.{name}" for name in mamf.testing.__all__)])
-CALLS = [name for name in mamf.__all__ if inspect.isfunction(getattr(mamf, name)) and name != "open_backend"]
+FUNCTIONS = [name for name in mamf.__all__ if inspect.isfunction(getattr(mamf, name)) and name != "open_backend"]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted(path for path in DOCS.rglob("*.md"))]
 CODE = re.compile(r"^```.*?^```|`[^`\n]*`", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\((?!\w+:)([^)\s]+)\)|^\[[^\]]+\]: (?!\w+:)(\S+)", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.*)", re.MULTILINE)
 
 
-def exported(name):
+def get_exported(name):
     """Return the object ``mamf.NAME``. NAME may begin with ``testing.``."""
-    room, _, last = name.rpartition(".")
-    return getattr(importlib.import_module(f"mamf.{room}" if room else "mamf"), last)
+    module, _, attribute = name.rpartition(".")
+    return getattr(importlib.import_module(f"mamf.{module}" if module else "mamf"), attribute)
 
 
-def docstring(what):
+def get_docstring(documented):
     """Return the docstring of a function or class. Return "" if a class inherits it or a dataclass generated it."""
-    own = (vars(what).get("__doc__") if inspect.isclass(what) else inspect.getdoc(what)) or ""
-    return "" if own.startswith(f"{what.__name__}(") else own
+    text = (vars(documented).get("__doc__") if inspect.isclass(documented) else inspect.getdoc(documented)) or ""
+    return "" if text.startswith(f"{documented.__name__}(") else text
 
 
-def examples_of(name):
-    what = exported(name)
-    found = doctest.DocTestFinder().find(what, name, sys.modules[what.__module__], globs={"mamf": mamf})
-    return [each for each in found if each.examples]
+def find_examples(name):
+    documented = get_exported(name)
+    doctests = doctest.DocTestFinder().find(documented, name, sys.modules[documented.__module__], globs={"mamf": mamf})
+    return [test for test in doctests if test.examples]
 
 
 # -- the reference of the API ------------------------------------------------------------------------------------------
 
 
-def test_every_name_stands_in_the_reference_once():
+def test_the_reference_lists_every_name_once():
     text = "".join(page.read_text() for page in (DOCS / "api").glob("*.md"))
     listed = re.findall(r"^\.\. auto(?:function|class|exception):: mamf\.(\S+)$", text, re.MULTILINE)
     assert sorted(name for name in listed if name in NAMES) == NAMES
     assert len(listed) == len(set(listed))
 
 
-def test_every_name_says_what_it_is():
-    assert [name for name in NAMES if not docstring(exported(name))] == []
+def test_every_name_has_a_docstring():
+    assert [name for name in NAMES if not get_docstring(get_exported(name))] == []
 
 
-def test_every_call_has_an_example():
-    assert [name for name in CALLS if not examples_of(name)] == []
+def test_every_function_has_an_example():
+    assert [name for name in FUNCTIONS if not find_examples(name)] == []
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if examples_of(name)])
+@pytest.mark.parametrize("name", [name for name in NAMES if find_examples(name)])
 def test_examples_run(name, machine):
     if name == "plot":
         pytest.importorskip("matplotlib")
-    for example in examples_of(name):
+    for example in find_examples(name):
         report = []
         result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example, out=report.append)
         assert result.failed == 0, "".join(report)
@@ -94,49 +94,49 @@ def test_the_page_of_a_command_has_the_options_of_each_operation_and_action(comm
     assert not any("SUPPRESS" in line for line in lines)
 
 
-def commands_of(page):
+def find_commands(page):
     """Yield the words of each mamf command in the bash blocks of a page.
 
     Comments, redirections and words in square brackets are left out.
     """
     for block in re.findall(r"^```bash\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE):
         for line in block.replace("\\\n", " ").splitlines():
-            if found := re.match(r"(?:.* )?(?:-m )?(mamf [a-z].*?)(?: \|.*| 2?> .*)?(?:  +#.*)?$", line.strip()):
-                yield [word for word in shlex.split(found[1], comments=True)[1:] if word.strip("[]") == word]
+            if match := re.match(r"(?:.* )?(?:-m )?(mamf [a-z].*?)(?: \|.*| 2?> .*)?(?:  +#.*)?$", line.strip()):
+                yield [word for word in shlex.split(match[1], comments=True)[1:] if word.strip("[]") == word]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_mamf_accepts_the_options_of_each_command_of_a_page(page, capsys):
-    for words in commands_of(page):
+    for words in find_commands(page):
         if "layer_norm" in words:  # an operation that only a third-party package has
             continue
         try:
             command_parser(words).parse_args(normalize_option_names(words))
-        except SystemExit as ended:
-            assert not ended.code, f"mamf {' '.join(words)}: {capsys.readouterr().err}"
+        except SystemExit as stop:
+            assert not stop.code, f"mamf {' '.join(words)}: {capsys.readouterr().err}"
 
 
 # -- links -------------------------------------------------------------------------------------------------------------
 
 
-def anchor(heading):
+def make_anchor(heading):
     """Return the anchor that GitHub gives a heading."""
     plain = re.sub(r"[^\w\- ]", "", heading.strip().lower().replace("`", ""))
     return plain.replace(" ", "-")
 
 
-def broken_links(page, text):
+def find_broken_links(page, text):
     """Yield the relative links of a page whose file or heading does not exist."""
     for groups in LINK.findall(CODE.sub("", text)):
         target, _, heading = "".join(groups).partition("#")
         path = (page.parent / target).resolve() if target else page
-        if not path.exists() or (heading and heading not in map(anchor, HEADING.findall(path.read_text()))):
+        if not path.exists() or (heading and heading not in map(make_anchor, HEADING.findall(path.read_text()))):
             yield "".join(groups)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_links_between_pages_and_files_work(page):
-    assert list(broken_links(page, page.read_text())) == []
+    assert list(find_broken_links(page, page.read_text())) == []
 
 
 # -- JSON Schema -------------------------------------------------------------------------------------------------------

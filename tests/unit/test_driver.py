@@ -16,23 +16,23 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SHAPES = tuple(MatmulShape(size, 1024, 1024) for size in (1024, 2048, 3072))
 PLAN = sweep_plan(SHAPES, MatmulProblem(), kernel="simulated.mm")
-KNOWN = LogRecord(
+KNOWN_CEILING = LogRecord(
     "known_ceiling", {"dtype": "bfloat16", "regime": "burst", "tflops": 700.0, "source": "log", "told": ""}
 )
 
 
 @dataclass
 class Scripted:
-    """A strategy that yields the values in ``given``, and raises those that are exceptions."""
+    """A strategy that yields the values in ``results``, and raises those that are exceptions."""
 
-    given: list
+    results: list
     skipped_step_count: int = 0
 
     def yield_results(self):
-        for each in self.given:
-            if isinstance(each, BaseException):
-                raise each
-            yield each
+        for result in self.results:
+            if isinstance(result, BaseException):
+                raise result
+            yield result
 
 
 @pytest.fixture
@@ -40,23 +40,22 @@ def rows():
     return list(Run(PLAN, SimulatedBackend(), [("simulated.mm", SimulatedMatmul())]).yield_measurements())
 
 
-def driven(path, given=None, skipped_step_count=0, **fields):
-    strategy = None if given is None else lambda setup: Scripted(given, skipped_step_count)
+def make_run(path, results, skipped_step_count=0):
+    """Return a run whose strategy yields ``results``, and whose log is written to ``path``."""
     return Run(
         PLAN,
         SimulatedBackend(),
         [("simulated.mm", SimulatedMatmul())],
-        make_run_strategy=strategy,
+        make_run_strategy=lambda setup: Scripted(results, skipped_step_count),
         log_path=path,
-        **fields,
     )
 
 
-def records(path):
+def read_records(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_reports_each_step_when_it_prepares_the_step_and_when_it_measures_it(tmp_path):
+def test_a_run_reports_each_step_when_it_prepares_the_step_and_when_it_measures_it():
     events, kernel = [], SimulatedMatmul()
     run = Run(PLAN, SimulatedBackend(), [("simulated.mm", kernel)])
     run.report_step = lambda step, is_prepared: events.append((step, is_prepared))
@@ -66,17 +65,18 @@ def test_a_run_reports_each_step_when_it_prepares_the_step_and_when_it_measures_
 
 
 def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
-    path, seen = tmp_path / "run.jsonl", 0
-    for row in driven(path, [KNOWN, *rows]).yield_measurements():
-        seen += 1
-        assert records(path)[-1]["shape"] == {"m": row.shape.m, "n": 1024, "k": 1024}
-    assert seen == 3
-    assert [each["record"] for each in records(path)] == ["header", "known_ceiling", *3 * ["measurement"], "summary"]
+    path, seen_row_count = tmp_path / "run.jsonl", 0
+    for row in make_run(path, [KNOWN_CEILING, *rows]).yield_measurements():
+        seen_row_count += 1
+        assert read_records(path)[-1]["shape"] == {"m": row.shape.m, "n": 1024, "k": 1024}
+    assert seen_row_count == 3
+    names = [record["record"] for record in read_records(path)]
+    assert names == ["header", "known_ceiling", *3 * ["measurement"], "summary"]
     assert read_run_log(path).plan == PLAN
 
 
 @pytest.mark.parametrize(
-    ("end", "skipped_step_count", "reason", "left"),
+    ("end", "skipped_step_count", "reason", "left_count"),
     [
         ([], 0, "", 1),
         ([], 1, "the budget ended", 1),
@@ -84,29 +84,29 @@ def test_each_record_is_written_before_its_row_is_seen(rows, tmp_path):
         ([ValueError("a broken strategy\nwith details")], 0, "a broken strategy", 1),
     ],
 )
-def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, skipped_step_count, reason, left):
-    path, run = tmp_path / "run.jsonl", None
-    run = driven(path, [*rows[:2], *end], skipped_step_count)
+def test_the_summary_says_how_the_run_ended(rows, tmp_path, end, skipped_step_count, reason, left_count):
+    path = tmp_path / "run.jsonl"
+    run = make_run(path, [*rows[:2], *end], skipped_step_count)
     try:
         list(run.yield_measurements())
     except (KeyboardInterrupt, ValueError):
         assert end
-    found = records(path)[-1]
-    assert (found["status"], found["reason"]) == ("interrupted" if reason else "complete", reason)
-    assert (found["measured"], found["left"]) == (2, left)
+    summary = read_records(path)[-1]
+    assert (summary["status"], summary["reason"]) == ("interrupted" if reason else "complete", reason)
+    assert (summary["measured"], summary["left"]) == (2, left_count)
     assert run.is_summary_written
 
 
 def test_a_log_that_cannot_be_written_is_kept_in_memory(rows, tmp_path, monkeypatch):
-    written = RunLogWriter.write
+    write = RunLogWriter.write
 
-    def full(self, record, fields):
+    def fail_at_summary(self, record, fields):
         if record == "summary":
             raise RunLogWriteError("the disk is full")
-        written(self, record, fields)
+        write(self, record, fields)
 
-    monkeypatch.setattr(RunLogWriter, "write", full)
-    run = driven(tmp_path / "run.jsonl", [KNOWN, *rows])
+    monkeypatch.setattr(RunLogWriter, "write", fail_at_summary)
+    run = make_run(tmp_path / "run.jsonl", [KNOWN_CEILING, *rows])
     with pytest.raises(RunLogWriteError):
         list(run.yield_measurements())
     log = run.build_log()

@@ -22,5 +22,5 @@ def test_float32_computed_as_tf32_fails_as_float32():
 
 
 @pytest.mark.parametrize("dtype", [name for name in OPERAND_DTYPES if DTYPES[name].itemsize > 1 or name == "int8"])
-def test_one_wrong_entry_of_256_is_wrong(dtype):
+def test_one_wrong_element_of_256_exceeds_the_tolerance(dtype):
     assert compute_error_tolerance(dtype, DTYPES[dtype].default_output_dtype, False) < 1 / 16

@@ -9,18 +9,18 @@ from mamf.errors import RunLogWriteError, UsageError
 from mamf.files import create_file_atomically, write_file_atomically
 
 
-def names(folder):
+def list_names(folder):
     return [path.name for path in folder.iterdir()]
 
 
-def failing(number):
+def make_failing_function(error_number):
     def fail(*arguments, **keywords):
-        raise OSError(number, os.strerror(number))
+        raise OSError(error_number, os.strerror(error_number))
 
     return fail
 
 
-def test_what_is_there_is_replaced_or_refused(tmp_path):
+def test_an_existing_file_is_replaced_or_refused(tmp_path):
     path = tmp_path / "a.txt"
     create_file_atomically(path, "old")
     with pytest.raises(UsageError, match=r"a\.txt already exists"):
@@ -28,7 +28,7 @@ def test_what_is_there_is_replaced_or_refused(tmp_path):
     assert path.read_text() == "old"
     write_file_atomically(path, "new")
     assert path.read_text() == "new"
-    assert names(tmp_path) == ["a.txt"]
+    assert list_names(tmp_path) == ["a.txt"]
 
 
 def test_a_link_stays_a_link(tmp_path):
@@ -40,16 +40,16 @@ def test_a_link_stays_a_link(tmp_path):
     assert (tmp_path / "a.txt").read_text() == "new"
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path, monkeypatch):
+def test_a_full_disk_leaves_existing_files_unchanged(tmp_path, monkeypatch):
     path = tmp_path / "a.txt"
     path.write_text("old")
-    monkeypatch.setattr(os, "fsync", failing(errno.ENOSPC))
+    monkeypatch.setattr(os, "fsync", make_failing_function(errno.ENOSPC))
     with pytest.raises(RunLogWriteError, match=r"cannot write .*a\.txt: No space left"):
         write_file_atomically(path, "new")
     with pytest.raises(RunLogWriteError):
         create_file_atomically(tmp_path / "b.txt", "new")
     assert path.read_text() == "old"
-    assert names(tmp_path) == ["a.txt"]
+    assert list_names(tmp_path) == ["a.txt"]
 
 
 def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
@@ -62,14 +62,14 @@ def test_a_file_that_appears_meanwhile_is_not_overwritten(tmp_path):
     with pytest.raises(UsageError, match="exists"):
         create_file_atomically(path, pieces())
     assert path.read_text() == "somebody else's"
-    assert names(tmp_path) == ["a.txt"]
+    assert list_names(tmp_path) == ["a.txt"]
 
 
-def test_a_file_system_without_links(tmp_path, monkeypatch):
-    monkeypatch.setattr(os, "link", failing(errno.EPERM))
+def test_a_file_is_created_on_a_file_system_without_links(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "link", make_failing_function(errno.EPERM))
     create_file_atomically(tmp_path / "a.txt", "text")
     assert (tmp_path / "a.txt").read_text() == "text"
-    assert names(tmp_path) == ["a.txt"]
+    assert list_names(tmp_path) == ["a.txt"]
 
 
 def test_a_pipe_stays_a_pipe(tmp_path):
@@ -80,4 +80,4 @@ def test_a_pipe_stays_a_pipe(tmp_path):
     assert os.read(reader, 9) == b"ab"
     os.close(reader)
     assert pipe.is_fifo()
-    assert names(tmp_path) == ["pipe"]
+    assert list_names(tmp_path) == ["pipe"]

@@ -17,23 +17,23 @@ from mamf.report.imported import make_compared_run
 RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 
 
-def run_of(text):
+def parse_run(text):
     (run,) = parse_finder_runs(text)
     return run
 
 
-def remarks(run):
+def join_remarks(run):
     return " | ".join(run.remarks)
 
 
 @pytest.mark.parametrize("version", samples.ALL)
-def test_a_whole_log_is_complete_private_and_survives_its_run_log(version, tmp_path):
-    run = run_of(samples.ALL[version])
+def test_a_whole_log_is_complete_private_and_unchanged_when_read_back(version, tmp_path):
+    run = parse_run(samples.ALL[version])
     assert run.is_complete, run.remarks
     assert run.rows and run.best
     assert {name for row in (*run.rows, *run.best.values()) for name in row.tflops} <= set(FINDER_STATISTICS)
     assert not [name for name in samples.PRIVATE if name in repr(run)]
-    assert "did not understand" not in remarks(run)
+    assert "did not understand" not in join_remarks(run)
     write_legacy_log(run, tmp_path / "run.jsonl")
     assert read_legacy_log_or_none(tmp_path / "run.jsonl") == run
 
@@ -42,33 +42,33 @@ def test_a_whole_log_is_complete_private_and_survives_its_run_log(version, tmp_p
     ("text", "version", "n"),
     [(samples.V2A, "v2", 4096), (samples.V2B, "v2", 4096), (samples.V2C, "v2", 1024), (samples.V2G, "v2", 1024)],
 )
-def test_which_printed_number_is_the_reduction(text, version, n):
-    run = run_of(text)
+def test_shapes_of_version_2_are_read_as_mxnxk(text, version, n):
+    run = parse_run(text)
     expected = [f"{m}x{n}x{5120 - n}" for m in (256, 512, 768)]
     assert run.version == version
     assert [row.shape for row in run.rows] == expected
     assert {best.shape for best in run.best.values()} == {expected[1]}
-    assert ("prints shapes as MxKxN" in remarks(run)) == (n == 4096)
+    assert ("prints shapes as MxKxN" in join_remarks(run)) == (n == 4096)
 
 
 def test_version_2_rows_and_summary():
-    run = run_of(samples.V2G)
+    run = parse_run(samples.V2G)
     assert [dict(row.tflops) for row in run.rows][1] == {"mean": 300.5, "median": 301.5, "fastest": 310.5}
     assert {name: best.tflops[name] for name, best in run.best.items()} == dict(run.rows[1].tflops)
     assert run.means == {"arithmetic": 200.2, "geometric": 181.8}
     assert (run.tried, run.elapsed_seconds) == (3, 39)
-    assert run_of(samples.V2D).means == {"geometric": 181.8}
+    assert parse_run(samples.V2D).means == {"geometric": 181.8}
 
 
 def test_lines_that_are_not_understood_are_counted():
-    run = run_of(samples.V2G.replace("(median)", "(mode)", 4))
+    run = parse_run(samples.V2G.replace("(median)", "(mode)", 4))
     assert len(run.rows) == 1
-    assert remarks(run) == "mamf did not understand 2 lines with figures when it imported the log"
+    assert join_remarks(run) == "mamf did not understand 2 lines with figures when it imported the log"
 
 
 class TestHead:
-    def test_of_version_2(self):
-        run = run_of(samples.V2G)
+    def test_version_2(self):
+        run = parse_run(samples.V2G)
         assert run.started == "2025-01-04T16:01:02"
         assert run.command == (
             "<path>/python ./mamf-finder.py --m_range 0 769 256 --n 1024 --k 4096 --output_file=<path>/mm.txt"
@@ -88,14 +88,14 @@ class TestHead:
         "path", ["'/home/grace_h/my results/a b.txt'", '"C:\\Users\\grace_h\\my results\\a b.txt"']
     )
     def test_a_path_with_blanks(self, path):
-        run = run_of(samples.v2(header=samples.head(f"--output_file {path}", notes=samples.V2_NOTES)))
+        run = parse_run(samples.v2(header=samples.head(f"--output_file {path}", notes=samples.V2_NOTES)))
         assert "my results" not in run.command
         assert "grace_h" not in run.command
         assert "a b.txt" in run.command
 
 
 def test_damage_by_terminals_markdown_and_libraries():
-    run = run_of(samples.DAMAGED)
+    run = parse_run(samples.DAMAGED)
     assert (run.device, run.dtype) == ("AMD Instinct MI300X", "float16")
     assert [str(row.shape) for row in run.rows] == [samples.FIRST, samples.THIRD]
     assert run.best["median"].tflops == {"median": 301.5}
@@ -105,22 +105,22 @@ def test_damage_by_terminals_markdown_and_libraries():
 
 class TestInterrupted:
     def test_during_the_warm_up(self):
-        run = run_of(samples.WARMUP_INTERRUPTED)
+        run = parse_run(samples.WARMUP_INTERRUPTED)
         assert (run.is_complete, run.tried, run.best, run.means) == (False, 0, {}, {})
 
-    def test_scouts_are_no_ceilings(self):
-        run = run_of(samples.V4_INTERRUPTED)
+    def test_scouts_are_not_ceilings(self):
+        run = parse_run(samples.V4_INTERRUPTED)
         assert {best.stage for best in run.best.values()} == {"scout"}
-        assert (run.is_complete, "(scouts), not ceilings" in remarks(run)) == (False, True)
+        assert (run.is_complete, "(scouts), not ceilings" in join_remarks(run)) == (False, True)
 
     def test_no_summary(self):
-        run = run_of(samples.V2G.split("Tried 3")[0])
-        assert (len(run.rows), run.is_complete, "no summary" in remarks(run)) == (3, False, True)
+        run = parse_run(samples.V2G.split("Tried 3")[0])
+        assert (len(run.rows), run.is_complete, "no summary" in join_remarks(run)) == (3, False, True)
 
 
 class TestStaged:
     def test_rows_of_v3(self):
-        run = run_of(samples.V3)
+        run = parse_run(samples.V3)
         assert [(row.stage, dict(row.tflops), row.clock_mhz) for row in run.rows] == [
             ("scout", {"mean": 815.7, "median": 815.3, "fastest": 822.4}, 1980),
             ("scout", {"mean": 828.4, "median": 828.6, "fastest": 831.6}, 1965),
@@ -133,7 +133,7 @@ class TestStaged:
         assert run.best["MAMF"].shape == "3072x2816x20480"
 
     def test_rows_of_v4(self):
-        run = run_of(samples.V4)
+        run = parse_run(samples.V4)
         sustained = [row for row in run.rows if "MSMF" in row.tflops]
         assert [(row.stage, row.tflops["MSMF"], row.remarks) for row in sustained] == [
             ("screen", 730.0, ("rank",)),
@@ -152,7 +152,7 @@ class TestStaged:
 
 class TestNode:
     def test_figures_by_gpu_and_of_the_node(self):
-        run = run_of(samples.V4_NODE)
+        run = parse_run(samples.V4_NODE)
         assert [(row.label, dict(row.tflops), row.watts, row.clock_mhz) for row in run.rows] == [
             ("GPU 0", {"MAMF": 852}, None, None),
             ("GPU 0", {"MSMF": 745}, 700, 1850),
@@ -166,12 +166,12 @@ class TestNode:
     def test_a_gpu_that_failed(self):
         row = next(line for line in samples.V4_NODE.splitlines() if line.startswith("    2 "))
         failed = f"    2      n/a  {'':<18}      n/a  {'':<18} {'':>4} {'':>5} {'':>3}    0%"
-        run = run_of(samples.V4_NODE.replace(row, failed))
+        run = parse_run(samples.V4_NODE.replace(row, failed))
         assert {row.label for row in run.rows} == {"GPU 0", "GPU 1"}
         assert not run.is_complete
 
-    def test_cut(self):
-        run = run_of(samples.V4_NODE.split("MSMF (node")[0])
+    def test_a_truncated_summary(self):
+        run = parse_run(samples.V4_NODE.split("MSMF (node")[0])
         assert set(run.best) == {"MAMF"}
         assert not run.is_complete
 
@@ -185,19 +185,19 @@ class TestNode:
 def test_several_runs_in_one_file():
     runs = parse_finder_runs(samples.V2G + samples.V4 + samples.V2A)
     assert [run.version for run in runs] == ["v2", "v4", "v2"]
-    assert runs[1] == run_of(samples.V4)
+    assert runs[1] == parse_run(samples.V4)
 
 
 class TestFiles:
     @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-8-sig"])
-    @pytest.mark.parametrize("pack", [bytes, gzip.compress])
-    def test_read(self, tmp_path, encoding, pack):
+    @pytest.mark.parametrize("compress", [bytes, gzip.compress])
+    def test_read(self, tmp_path, encoding, compress):
         path = tmp_path / "mm.txt"
-        path.write_bytes(pack(samples.V2G.replace("\n", "\r\n").encode(encoding)))
+        path.write_bytes(compress(samples.V2G.replace("\n", "\r\n").encode(encoding)))
         assert read_finder_logs(path) == parse_finder_runs(samples.V2G)
 
     @pytest.mark.parametrize(
-        ("content", "said"),
+        ("content", "message"),
         [
             (b"", "has no row or summary"),
             (b"hello\n", "has no row or summary"),
@@ -209,17 +209,17 @@ class TestFiles:
             (gzip.compress(samples.V2G.encode())[:200], "cannot be read"),
         ],
     )
-    def test_what_is_no_log(self, tmp_path, content, said):
+    def test_a_file_without_figures_is_refused(self, tmp_path, content, message):
         path = tmp_path / "mm.txt"
         path.write_bytes(content)
-        with pytest.raises(RunLogError, match=f"mm.txt: .*{said}"):
+        with pytest.raises(RunLogError, match=f"mm.txt: .*{message}"):
             read_finder_logs(path)
 
 
 # -- truncated, mixed and random logs ----------------------------------------------------------------------------------
 
 
-def imported(text):
+def parse_runs(text):
     """Return the runs in a text, or an empty list if it contains no run."""
     try:
         return parse_finder_runs(text)
@@ -227,41 +227,43 @@ def imported(text):
         return []
 
 
-def figures(run):
+def collect_figures(run):
     return {(*figure, row.shape) for row in (*run.rows, *run.best.values()) for figure in row.tflops.items()}
 
 
 @pytest.mark.parametrize("version", ["v2g", "v3-dev", "v4", "v4-node"])
-def test_cut_anywhere_makes_up_no_figure(version):
+def test_a_log_truncated_anywhere_yields_no_wrong_figure(version):
     text = samples.ALL[version]
-    whole = run_of(text)
+    whole = parse_run(text)
     for end in range(1, len(text), 3):  # figures have more than 3 characters, so each is cut somewhere
-        for run in imported(text[:end]):
-            assert figures(run) <= figures(whole)
+        for run in parse_runs(text[:end]):
+            assert collect_figures(run) <= collect_figures(whole)
             assert not run.is_complete or run.best
 
 
 @given(st.lists(st.sampled_from([line for text in samples.ALL.values() for line in text.split("\n")]), max_size=40))
 @settings(deadline=None)
 def test_lines_in_any_order_never_crash(lines):
-    assert isinstance(imported("\n".join(lines)), list)
+    assert isinstance(parse_runs("\n".join(lines)), list)
 
 
 @given(st.text(max_size=300))
 @settings(deadline=None)
 def test_any_text_never_crashes(text):
-    assert isinstance(imported(text), list)
+    assert isinstance(parse_runs(text), list)
 
 
 def test_the_warning_of_a_node_summary_is_kept():
-    assert run_of(samples.V4_NODE).remarks == ("GPU(s) 1 saw idle siblings during their MSMF measurement",)
+    assert parse_run(samples.V4_NODE).remarks == ("GPU(s) 1 saw idle siblings during their MSMF measurement",)
 
 
 def test_medians_of_mamf_finder_are_compared_with_medians_of_classic():
     log = read_run_log(RESULTS / "sweep-torch-mm-bfloat16-classic-20261123-071112.jsonl")
     row = next(row for row in log.measurements if str(row.shape) == "6400x4096x4096")
     assert row.best_rate > 1.05 * row.compute_rate("median")  # in classic, the fastest launch gives the best rate
-    mamf = make_compared_run("", log)
-    finder = make_compared_run("", read_legacy_log_or_none(RESULTS / "mamf-finder-v2g-bfloat16-20261123-071020.jsonl"))
-    assert (finder.statistic, mamf.statistic) == ("median", "classic median")
-    assert mamf.tflops_by_shape["6400x4096x4096"] == pytest.approx(row.compute_rate("median"))
+    mamf_run = make_compared_run("", log)
+    finder_run = make_compared_run(
+        "", read_legacy_log_or_none(RESULTS / "mamf-finder-v2g-bfloat16-20261123-071020.jsonl")
+    )
+    assert (finder_run.statistic, mamf_run.statistic) == ("median", "classic median")
+    assert mamf_run.tflops_by_shape["6400x4096x4096"] == pytest.approx(row.compute_rate("median"))

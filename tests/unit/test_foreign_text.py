@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browsing.hostile import READ, rewritten
+from browsing.hostile import INTERPRETED_FIELDS, rewrite_texts
 from contribution_logs import legacy_run, measured, write
 
 from mamf.cli.terminal import print_line, warn
@@ -19,16 +19,19 @@ from mamf.logs.legacy import ReportedFigures, write_legacy_log
 from mamf.report.charts.picture import escape_invisible_texts
 
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\x7f\u202e\u2066\u200b\u2028\ud800\nforged: line ![i](http://evil) <b>|`$a$"
-FORMATTERS = ("table", "csv", "json", "markdown", "html")
+FORMATS = ("table", "csv", "json", "markdown", "html")
 
 
-def poisoned(text):
+def add_hostile_text(text):
     """Put ``=`` and HOSTILE before a text, and HOSTILE after it. A spreadsheet takes such a text as a formula."""
     return f"={HOSTILE}{text}{HOSTILE}"
 
 
-def poisoned_log(records, read=("operation",)):
-    records = [rewritten(record, poisoned, {*READ, *read}) for record in copy.deepcopy(records)]
+def make_hostile_records(records, read_fields=("operation",)):
+    records = [
+        rewrite_texts(record, add_hostile_text, {*INTERPRETED_FIELDS, *read_fields})
+        for record in copy.deepcopy(records)
+    ]
     records[0]["notes"] = HOSTILE
     for row in records:
         if row["record"] == "measurement":
@@ -46,28 +49,28 @@ def kernel_records(tmp_path_factory):
 @pytest.fixture(scope="module")
 def logs(sweep_records, find_records, kernel_records, tmp_path_factory):
     """Return the paths of logs by kind. File names, and all texts that mamf only prints, are hostile."""
-    few = [record for record in find_records if record["record"] != "measurement"]
-    few[1:1] = [record for record in find_records if record["record"] == "measurement"][-8:]
-    failed = copy.deepcopy(sweep_records)
-    for row in failed[1:-1]:
+    short_find_records = [record for record in find_records if record["record"] != "measurement"]
+    short_find_records[1:1] = [record for record in find_records if record["record"] == "measurement"][-8:]
+    failed_records = copy.deepcopy(sweep_records)
+    for row in failed_records[1:-1]:
         row.update(status="failed")
-    strange = json.loads(json.dumps(kernel_records).replace('"attention"', '"strange"'))
-    kinds = {
-        "sweep": poisoned_log(sweep_records),
-        "find": poisoned_log(few),
-        "attention": poisoned_log(kernel_records),
-        "unknown": poisoned_log(strange, read=()),
-        "interrupted": poisoned_log(sweep_records[:-1]),
-        "failed": poisoned_log(failed),
+    unknown_records = json.loads(json.dumps(kernel_records).replace('"attention"', '"strange"'))
+    records_by_kind = {
+        "sweep": make_hostile_records(sweep_records),
+        "find": make_hostile_records(short_find_records),
+        "attention": make_hostile_records(kernel_records),
+        "unknown": make_hostile_records(unknown_records, read_fields=()),
+        "interrupted": make_hostile_records(sweep_records[:-1]),
+        "failed": make_hostile_records(failed_records),
     }
     folder = tmp_path_factory.mktemp("logs")
-    found = {kind: write(folder / f"{kind}\x1b[2J\n.jsonl", records) for kind, records in kinds.items()}
-    told = ReportedFigures({"MAMF": 815.5}, "3072x2816x16384", HOSTILE, HOSTILE, remarks=(HOSTILE,))
+    paths = {kind: write(folder / f"{kind}\x1b[2J\n.jsonl", records) for kind, records in records_by_kind.items()}
+    hostile_row = ReportedFigures({"MAMF": 815.5}, "3072x2816x16384", HOSTILE, HOSTILE, remarks=(HOSTILE,))
     texts = dict.fromkeys(("version", "command", "device", "dtype"), HOSTILE)
-    more = {"best": {"MAMF": told}, "remarks": (HOSTILE,), "software": {HOSTILE: HOSTILE}}
-    found["legacy"] = folder / "legacy\x1b.jsonl"
-    write_legacy_log(dataclasses.replace(legacy_run(), rows=(told,), **texts | more), found["legacy"])
-    return found
+    fields = {"best": {"MAMF": hostile_row}, "remarks": (HOSTILE,), "software": {HOSTILE: HOSTILE}}
+    paths["legacy"] = folder / "legacy\x1b.jsonl"
+    write_legacy_log(dataclasses.replace(legacy_run(), rows=(hostile_row,), **texts | fields), paths["legacy"])
+    return paths
 
 
 KINDS = ("sweep", "find", "attention", "unknown", "interrupted", "failed", "legacy")
@@ -79,7 +82,7 @@ def assert_harmless(*texts):
         assert not re.search("^forged", text, re.MULTILINE)
 
 
-@pytest.mark.parametrize("form", FORMATTERS)
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_log_is_shown(kind, form, logs, run):
     code, out, err = run("show", str(logs[kind]), "--format", form)
@@ -94,7 +97,7 @@ def test_a_log_is_shown(kind, form, logs, run):
         assert not re.search(r"(?<!\\)(?:[`$]|\]\()", out)
 
 
-@pytest.mark.parametrize("form", FORMATTERS)
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("kind", ["sweep", "find", "attention", "unknown"])
 def test_logs_are_compared(kind, form, logs, run, sweep_records, tmp_path):
     code, out, err = run("compare", str(logs[kind]), str(logs[kind]), "--format", form)
@@ -119,7 +122,7 @@ def test_logs_are_checked_submitted_and_refused(kind, logs, run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
+def test_a_log_is_drawn_or_refused_with_a_reason(kind, logs, run, monkeypatch):
     charts = []
     monkeypatch.setattr("mamf.report.charts.picture.draw_figure", charts.append)
     monkeypatch.setattr("mamf.report.charts.picture.save_figure", lambda *arguments: None)
@@ -129,12 +132,12 @@ def test_a_log_is_drawn_or_the_reason_told(kind, logs, run, monkeypatch):
     assert_harmless(out, err, *(str(escape_invisible_texts(chart)) for chart in charts))
 
 
-def test_a_name_is_one_line_of_any_message(run):
+def test_a_hostile_name_is_harmless_in_messages(run):
     assert_harmless(*run("show", HOSTILE.replace("\ud800", ""))[1:])
     assert_harmless(*run("show", "x", f"--{HOSTILE}")[1:])
 
 
-def test_the_table_of_results_holds_no_markup_of_a_log(logs):
+def test_the_tables_of_results_contain_no_markup_from_logs(logs):
     paths = [logs[kind] for kind in KINDS if kind not in ("attention", "failed")]
     submitters = Submitters(dict.fromkeys((Path(path.name) for path in paths), "me"), frozenset(["me"]))
     collection = dataclasses.replace(read_collection(logs["sweep"].parent, paths), submitters=submitters)
@@ -146,7 +149,7 @@ def test_the_table_of_results_holds_no_markup_of_a_log(logs):
     assert len({line.count(" | ") for line in page.splitlines() if "| burst |" in line}) == 1
 
 
-def test_a_terminal_of_another_encoding_loses_nothing(monkeypatch):
+def test_characters_outside_the_encoding_of_a_terminal_are_escaped(monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stderr", stream)
     warn("Gerät\x1b")

@@ -66,22 +66,22 @@ ROOFS = RooflineChart(
 def test_points_and_bars_say_their_figures(chart, hints):
     pytest.importorskip("matplotlib")
     pictures = [fromstring(picture) for picture in make_picture_template_values(chart)["pictures"]]
-    assert sorted(each.text for picture in pictures for each in picture.iter("title")) == sorted(hints)
+    assert sorted(title.text for picture in pictures for title in picture.iter("title")) == sorted(hints)
     assert all(picture.get("aria-label") and picture.get("role") == "img" for picture in pictures)
 
 
 @pytest.mark.parametrize("chart", [LINES, RANGES, BARS, STEPS, ROOFS])
 def test_pictures_have_no_styles_and_the_colors_of_the_page(chart):
     pytest.importorskip("matplotlib")
-    parts = make_picture_template_values(chart)
-    text = "".join(parts["pictures"])
+    values = make_picture_template_values(chart)
+    text = "".join(values["pictures"])
     assert not re.search("<style|style=|<metadata|xmlns|font-family", text)
     assert "#000000" not in text and "#ffffff" not in text and "var(--c" in text
     ids = re.findall(' id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:href="#|url\(#)([^")]+)', text)) == set(ids)
-    assert make_picture_template_values(chart)["pictures"] == parts["pictures"], "equal charts must give equal bytes"
-    assert all(key["outline"].startswith("M") for key in parts["legend"])
+    assert make_picture_template_values(chart)["pictures"] == values["pictures"], "equal charts must give equal bytes"
+    assert all(key["outline"].startswith("M") for key in values["legend"])
 
 
 def test_a_long_heading_of_rows_is_wrapped_and_the_chart_is_higher():
@@ -98,10 +98,10 @@ def test_a_long_heading_of_rows_is_wrapped_and_the_chart_is_higher():
 def test_foreign_text_is_escaped():
     pytest.importorskip("matplotlib")
     line = Line("<script>&\x1b", (Point(1, 1, 1, 1),))
-    parts = make_picture_template_values(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
-    assert "<script>" not in parts["pictures"][0]
-    assert "&lt;script&gt;&amp;\\x1b" in parts["pictures"][0]
-    assert "&lt;i&gt;$x$" in parts["pictures"][0]
+    values = make_picture_template_values(Chart("<b>", "", Axis("<i>$x$"), ((Panel("$\\frac", (line,)),),)))
+    assert "<script>" not in values["pictures"][0]
+    assert "&lt;script&gt;&amp;\\x1b" in values["pictures"][0]
+    assert "&lt;i&gt;$x$" in values["pictures"][0]
 
 
 def test_no_band_of_an_interval_is_cut_off():
@@ -125,6 +125,6 @@ def test_without_matplotlib_a_page_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    parts = make_picture_template_values(LINES)
-    assert parts["title"] == "t" and not parts["pictures"]
-    assert parts["notes"] == ["drawing needs matplotlib: pip install matplotlib"]
+    values = make_picture_template_values(LINES)
+    assert values["title"] == "t" and not values["pictures"]
+    assert values["notes"] == ["drawing needs matplotlib: pip install matplotlib"]

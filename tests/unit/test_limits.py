@@ -38,23 +38,24 @@ RUN = ["run", KERNEL[1], *DEVICE, "--shape", "4096x4096x4096"]
 RUN_ATTENTION = ["run", "mamf.testing:SimulatedAttention", *DEVICE]
 COUNTERS = ["counters", KERNEL[1], *DEVICE, "--ncu", sys.executable, "--shape", "4096x4096x4096"]
 ATTENTION = ["attention", *DEVICE, "--kernel", "mamf.testing:SimulatedAttention", "--no-ceiling"]
-NINES, BEYOND_PYTHON = "9" * 400, "9" * 5000
-MANY = list(map(str, range(1, 101)))
+NINES, TOO_MANY_NINES = "9" * 400, "9" * 5000
+SIZES = list(map(str, range(1, 101)))
+CLOSED_STDOUT_MESSAGE = "cannot print, because stdout is closed: redirect it to a file or to /dev/null"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "complaint"),
     [
         ([*SWEEP, "--m-range", "0", "1000000000", "1"], "the run has 999999999 rows, but at most 1000000 can"),
         ([*SWEEP, "--m-range", "0", "1001", "1", "--k-range", "0", "1003", "1"], "1002000 rows"),
         ([*SWEEP, "--m-range", "0", "9" * 19, "1"], "9999999999999999998 rows"),
-        ([*SWEEP, "--m-range", "0", BEYOND_PYTHON, "1"], "(5000 characters) is too large"),
-        ([*SWEEP, "--m", BEYOND_PYTHON], "(5000 characters) is too large"),
+        ([*SWEEP, "--m-range", "0", TOO_MANY_NINES, "1"], "(5000 characters) is too large"),
+        ([*SWEEP, "--m", TOO_MANY_NINES], "(5000 characters) is too large"),
         ([*SWEEP, "--seed", str(2**63)], "seed must be at most 9223372036854775807, not 9223372036854775808"),
         ([*SWEEP, "--budget", NINES], "(400 characters)' is not a duration"),
         ([*FIND, "--budget", "0.000000001s"], "is too short, because a bfloat16 matmul"),
         (
-            [*ATTENTION, "--seq-lens", *MANY, "--heads", *MANY, "--batch", *MANY, "--window", *MANY],
+            [*ATTENTION, "--seq-lens", *SIZES, "--heads", *SIZES, "--batch", *SIZES, "--window", *SIZES],
             "rows, but at most",
         ),
         ([*ATTENTION, "--causal", "yes", "--no-causal"], "not allowed with argument --causal"),
@@ -149,12 +150,12 @@ MANY = list(map(str, range(1, 101)))
         (["run", "nowhere:Kernel"], "kernel 'nowhere:Kernel' cannot be loaded"),
     ],
 )
-def test_it_is_one_line_and_exit_code_2(run, tmp_path, arguments, told):
-    assert_refused(run(*arguments), told)
+def test_an_impossible_request_is_refused_in_one_line_with_exit_code_2(run, tmp_path, arguments, complaint):
+    assert_refused(run(*arguments), complaint)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_range_that_is_long_is_not_listed_to_be_counted():
+def test_the_sizes_of_a_long_range_are_counted_without_listing_them():
     sizes = parse_range(0, 10**18, 1)
     assert count_values(sizes) == 10**18 - 1
     assert count_values(range(5, 6, 4)) == len(range(5, 6, 4))
@@ -174,28 +175,28 @@ def log(run, tmp_path):
     return tmp_path / "run.jsonl"
 
 
-def test_a_closed_stdout_is_said_and_a_closed_stderr_is_no_matter(run, log, monkeypatch):
+def test_a_closed_stdout_is_an_error_but_a_closed_stderr_is_not(run, log, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", None)
-        assert run("show", "run.jsonl")[::2] == (2, f"mamf: {CLOSED}\n")
-    shown = run("show", "run.jsonl")
+        assert run("show", "run.jsonl")[::2] == (2, f"mamf: {CLOSED_STDOUT_MESSAGE}\n")
+    show_result = run("show", "run.jsonl")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", None)
-        assert run("show", "run.jsonl")[:2] == shown[:2]
+        assert run("show", "run.jsonl")[:2] == show_result[:2]
         assert run("show", "nothing.jsonl")[:2] == (2, "")
 
 
-class Gone(io.StringIO):
+class ClosedPipe(io.StringIO):
     """A stream that nobody reads any longer, so each write raises BrokenPipeError."""
 
     def write(self, text):
         raise BrokenPipeError
 
 
-def test_a_warning_that_nobody_hears_ends_no_run(run, tmp_path, monkeypatch):
+def test_a_warning_that_cannot_be_printed_does_not_end_the_run(run, tmp_path, monkeypatch):
     finding = CheckResult("host load", "warning", "it is busy")
     monkeypatch.setattr("mamf.machine.environment.check_host_load", lambda: finding)
-    with redirect_stderr(Gone()):
+    with redirect_stderr(ClosedPipe()):
         assert main([*SWEEP, "--m", "64", "--n", "64", "--k", "64", "--output", "run.jsonl"]) == 0
     assert read_run_log(tmp_path / "run.jsonl").tier == "complete"
 
@@ -212,30 +213,27 @@ def test_a_warning_about_the_machine_is_in_the_report_of_the_log_once(run, monke
         mamf.sweep(["64x64x64"], backend=DEVICE[1], kernel=KERNEL[1], log=run.folder / "api.jsonl").close()
 
 
-CLOSED = "cannot print, because stdout is closed: redirect it to a file or to /dev/null"
-
-
 def test_a_log_may_come_through_a_pipe_and_is_shown_but_not_resumed(run, log):
-    shown = run("show", "run.jsonl")
+    show_result = run("show", "run.jsonl")
     for command in (["show"], [*SWEEP, "--resume"]):
-        ends = os.pipe()
-        os.write(ends[1], log.read_bytes())
-        os.close(ends[1])
-        found = run(*command, f"/dev/fd/{ends[0]}")
-        os.close(ends[0])
+        read_end, write_end = os.pipe()
+        os.write(write_end, log.read_bytes())
+        os.close(write_end)
+        result = run(*command, f"/dev/fd/{read_end}")
+        os.close(read_end)
         if command == ["show"]:
-            assert found == shown
-    assert found[0] == 2
-    assert "is not a regular file" in found[2]
+            assert result == show_result
+    assert result[0] == 2
+    assert "is not a regular file" in result[2]
 
 
-def test_two_runs_of_one_second_have_names_of_their_own(run, tmp_path, monkeypatch):
-    class Stopped(datetime):
+def test_runs_that_start_in_the_same_second_have_different_names(run, tmp_path, monkeypatch):
+    class FixedTime(datetime):
         @classmethod
         def now(cls, zone=None):
             return cls(2026, 1, 2, 3, 4, 5)
 
-    monkeypatch.setattr("mamf.cli.session.datetime", Stopped)
+    monkeypatch.setattr("mamf.cli.session.datetime", FixedTime)
     for _ in range(3):
         assert run(*SWEEP, "--m", "64", "--n", "64", "--k", "64")[0] == 0
     name = "mamf-sweep-simulated-h100-bfloat16-burst-20260102-030405"
@@ -249,28 +247,31 @@ GRID = mamf.MatmulGrid((64,), (64,), (64,))
 CEILING = ceiling(1.0)
 
 
-def of_sweep(**options):
+def sweep_one_shape(**options):
     return mamf.sweep(["64x64x64"], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul", **options)
 
 
-def of_attention(**options):
+def measure_attention(**options):
     return mamf.attention(["b1h1q64k64d64"], backend=SimulatedBackend(), **options)
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
         (
             lambda: CEILING.compute_utilization(flop=1, seconds=0, regime="burst"),
             "seconds must be a number of seconds above 0, not 0",
         ),
         (lambda: CEILING.compute_utilization(flop=math.nan, seconds=1, regime="burst"), "of at least 0, not nan"),
-        (lambda: of_sweep(precision=0), r"precision must be a share between 0 and 1 \(such as 0.003\), not 0"),
-        (lambda: of_sweep(budget_seconds=0), "budget_seconds must be a number of seconds above 0, not 0"),
+        (lambda: sweep_one_shape(precision=0), r"precision must be a share between 0 and 1 \(such as 0.003\), not 0"),
+        (lambda: sweep_one_shape(budget_seconds=0), "budget_seconds must be a number of seconds above 0, not 0"),
         (lambda: mamf.sweep([], backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul"), "no shapes"),
-        (lambda: of_attention(kernel=1), "every value of kernel must be a str, not 1"),
-        (lambda: of_attention(dtype="fp16", problem=mamf.AttentionProblem()), "problem cannot be combined with dtype"),
-        (lambda: of_attention(problem="fp16"), "every value of problem must be a AttentionProblem, not 'fp16'"),
+        (lambda: measure_attention(kernel=1), "every value of kernel must be a str, not 1"),
+        (
+            lambda: measure_attention(dtype="fp16", problem=mamf.AttentionProblem()),
+            "problem cannot be combined with dtype",
+        ),
+        (lambda: measure_attention(problem="fp16"), "every value of problem must be a AttentionProblem, not 'fp16'"),
         (lambda: mamf.find(backend=SimulatedBackend(), kernel=[]), "no kernel"),
         (
             lambda: mamf.find(["bf16", "fp16"], backend=SimulatedBackend()),
@@ -297,20 +298,20 @@ def of_attention(**options):
         ),
     ],
 )
-def test_a_call_that_makes_no_sense_is_a_value_error_of_mamf(call, told):
-    with pytest.raises(MamfError, match=told) as raised:
+def test_an_invalid_call_raises_a_mamf_error_that_is_a_value_error(call, message):
+    with pytest.raises(MamfError, match=message) as raised:
         call()
     assert isinstance(raised.value, ValueError)
 
 
-def test_whole_numbers_of_other_libraries_are_taken():
+def test_whole_numbers_of_other_libraries_are_accepted():
     numpy = pytest.importorskip("numpy")
     shape = MatmulShape(*numpy.array([64, 32, 16]))
     assert shape == MatmulShape(64, 32, 16)
     assert {type(size) for size in (shape.m, shape.n, shape.k)} == {int}
 
 
-def test_a_text_is_a_shape_or_several():
+def test_a_text_can_contain_several_shapes():
     rows = mamf.sweep("64x64x64 128x64x64", backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul")
     assert {str(row.shape) for row in rows} == {"64x64x64", "128x64x64"}
     rows = mamf.sweep(SHAPE, backend=SimulatedBackend(), kernel="mamf.testing:SimulatedMatmul")
@@ -318,15 +319,15 @@ def test_a_text_is_a_shape_or_several():
 
 
 @pytest.mark.parametrize("command", [["show"], ["import"], ["compare", "a"], ["plot"], ["sweep", "--resume"]])
-def test_a_null_byte_is_told_in_a_line(run, command):
+def test_a_null_byte_is_refused_in_one_line(run, command):
     assert run(*command, "a\0b") == (2, "", "mamf: a\\x00b contains a null byte: remove this byte\n")
 
 
-@pytest.mark.parametrize("shape", [BatchedShape, GroupedShape, ModelShape, MatmulShape])
-def test_shapes_of_whole_sizes_are_read_as_they_are_written(shape):
-    made = shape(*range(1, len(fields(shape)) + 1))
-    assert shape.parse(f" {made} ") == made
-    with pytest.raises(UsageError, match=f"'1x' is not {re.escape(shape.text_description)}"):
-        shape.parse("1x")
+@pytest.mark.parametrize("shape_class", [BatchedShape, GroupedShape, ModelShape, MatmulShape])
+def test_shapes_are_read_in_the_format_in_which_they_are_written(shape_class):
+    shape = shape_class(*range(1, len(fields(shape_class)) + 1))
+    assert shape_class.parse(f" {shape} ") == shape
+    with pytest.raises(UsageError, match=f"'1x' is not {re.escape(shape_class.text_description)}"):
+        shape_class.parse("1x")
     with pytest.raises(UsageError, match="must be at least 1"):
-        shape(*([0] * len(fields(shape))))
+        shape_class(*([0] * len(fields(shape_class))))

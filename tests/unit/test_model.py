@@ -19,14 +19,14 @@ from mamf.testing import SimulatedModel
 SHAPE = ModelShape(8, 1024)
 
 
-def measured(backend, problem, shape, regime=BurstRegime, kernel=None):
-    started, pool = regime(backend), backend.make_operand_pool("normal", 0)
-    started.prepare_device()
-    return measure_row(kernel or SimulatedModel(), problem, shape, started, pool, StoppingRule(0.1))
+def measure(backend, problem, shape, regime_class=BurstRegime, kernel=None):
+    regime, pool = regime_class(backend), backend.make_operand_pool("normal", 0)
+    regime.prepare_device()
+    return measure_row(kernel or SimulatedModel(), problem, shape, regime, pool, StoppingRule(0.1))
 
 
 @pytest.mark.parametrize(
-    ("size", "published"),
+    ("size", "parameter_count"),
     [
         ("small", 124_439_808),
         ("medium", 354_823_168),
@@ -37,32 +37,32 @@ def measured(backend, problem, shape, regime=BurstRegime, kernel=None):
         ("8b", 8_030_261_248),
     ],
 )
-def test_parameters_are_those_of_the_published_models(size, published):
+def test_parameters_are_those_of_the_published_models(size, parameter_count):
     """Compare the parameter counts with those of GPT-2, which has 1024 positions, and of Llama 3."""
-    assert ModelProblem(**FIELDS_BY_MODEL_SIZE[size]).count_parameters(SHAPE) == published
+    assert ModelProblem(**FIELDS_BY_MODEL_SIZE[size]).count_parameters(SHAPE) == parameter_count
 
 
-def test_flop_are_those_of_products_and_attention_by_hand():
-    problem, d, tokens = ModelProblem(), 768, 8 * 1024
-    products = 2 * tokens * (12 * (4 * d * d + 2 * d * 3072) + 50257 * d)
+def test_the_flop_of_matmuls_and_attention_equal_a_count_by_hand():
+    problem, width, tokens = ModelProblem(), 768, 8 * 1024
+    matmuls = 2 * tokens * (12 * (4 * width * width + 2 * width * 3072) + 50257 * width)
     attention = 12 * 8 * 12 * (1024 * 1025 // 2) * 4 * 64
-    assert problem.compute_flop(SHAPE) == products + attention
-    assert replace(problem, phase="forward-backward").compute_flop(SHAPE) == 3 * (products + attention)
-    assert replace(problem, phase="step", checkpointing=True).compute_flop(SHAPE) == 3 * (products + attention)
+    assert problem.compute_flop(SHAPE) == matmuls + attention
+    assert replace(problem, phase="forward-backward").compute_flop(SHAPE) == 3 * (matmuls + attention)
+    assert replace(problem, phase="step", checkpointing=True).compute_flop(SHAPE) == 3 * (matmuls + attention)
 
 
-def test_a_mixture_counts_its_active_experts_and_holds_all():
+def test_flop_count_the_active_experts_and_parameters_count_all_experts():
     moe = ModelProblem(**FIELDS_BY_MODEL_SIZE["moe"])
-    one = replace(moe, active_experts=1)
-    expert = 3 * moe.d_model * moe.d_ff * moe.layers
-    assert moe.compute_flop(SHAPE) - one.compute_flop(SHAPE) == 2 * SHAPE.token_count * expert
-    assert moe.count_parameters(SHAPE) == one.count_parameters(SHAPE)
+    single_expert_moe = replace(moe, active_experts=1)
+    expert_parameters = 3 * moe.d_model * moe.d_ff * moe.layers
+    assert moe.compute_flop(SHAPE) - single_expert_moe.compute_flop(SHAPE) == 2 * SHAPE.token_count * expert_parameters
+    assert moe.count_parameters(SHAPE) == single_expert_moe.count_parameters(SHAPE)
     assert SimulatedModel().explain_unsupported_shape(moe, ModelShape(1, 12))
     assert SimulatedModel().explain_unsupported_shape(moe, SHAPE) is None
 
 
 @pytest.mark.parametrize(("phase", "copies"), [("forward", 1), ("forward-backward", 2), ("step", 4)])
-def test_bytes_are_of_what_a_phase_must_touch(phase, copies):
+def test_bytes_count_each_tensor_that_a_phase_must_touch(phase, copies):
     problem = ModelProblem(phase=phase)
     assert problem.compute_work(SHAPE).nbytes == copies * 2 * problem.count_parameters(SHAPE)
     assert "twice the forward" in problem.compute_work(SHAPE).counting_convention
@@ -81,10 +81,10 @@ def test_bytes_are_of_what_a_phase_must_touch(phase, copies):
         {"style": "moe", "experts": 2, "active_experts": 3},
     ],
 )
-def test_what_is_no_model_is_said_in_a_line(fields):
-    with pytest.raises(UsageError) as refused:
+def test_an_impossible_model_is_refused_in_one_line(fields):
+    with pytest.raises(UsageError) as error:
         ModelProblem(**fields)
-    assert "\n" not in str(refused.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_sizes_that_are_not_given_follow_those_that_are(backend, size, fields, a
 @pytest.mark.parametrize("phase", TRAINING_PHASES)
 def test_a_simulated_step_has_its_columns(backend, phase):
     problem, shape = ModelProblem(phase=phase), SHAPE
-    row = measured(backend, problem, shape, SustainedRegime)
+    row = measure(backend, problem, shape, SustainedRegime)
     assert row.ok, row.reason
     columns = make_operation("model").make_columns(row)
     assert columns["tokens/s"] == pytest.approx(SHAPE.token_count / row.seconds, abs=1)
@@ -116,47 +116,47 @@ def test_a_simulated_step_has_its_columns(backend, phase):
     assert row.compute_rate("mean") == pytest.approx(problem.compute_flop(shape) / row.seconds / 1e12)
 
 
-def test_a_step_that_outlasts_a_burst_is_measured_in_sustained_alone(backend):
+def test_a_step_that_is_longer_than_a_burst_is_measured_only_in_the_sustained_regime(backend):
     problem = ModelProblem(**FIELDS_BY_MODEL_SIZE["xl"], phase="step")
-    row = measured(backend, problem, SHAPE)
+    row = measure(backend, problem, SHAPE)
     assert row.status == "unsupported"
     assert "longer than a burst of 10 ms: measure it in the sustained regime" in row.reason
-    assert measured(backend, problem, SHAPE, SustainedRegime).ok
+    assert measure(backend, problem, SHAPE, SustainedRegime).ok
 
 
 def test_backward_and_optimizer_are_differences_with_intervals(backend):
-    rows = [measured(backend, ModelProblem(phase=phase), SHAPE, SustainedRegime) for phase in TRAINING_PHASES]
+    rows = [measure(backend, ModelProblem(phase=phase), SHAPE, SustainedRegime) for phase in TRAINING_PHASES]
     table, _ = yield_step_part_blocks(rows)
     ((step, phases),) = table.rows
-    read = {column.name: column.read_value((step, phases)) for column in table.columns}
-    forward, both, whole = (1e3 * row.seconds for row in rows)
-    assert read["forward_ms"] == forward
-    assert read["backward_ms"] == pytest.approx(both - forward)
-    assert read["optimizer_ms"] == pytest.approx(whole - both)
-    widths = [1e3 * row.seconds * row.relative_half_width for row in rows[:2]]
-    assert read["backward_half_width_ms"] == pytest.approx(math.hypot(*widths))
+    values = {column.name: column.read_value((step, phases)) for column in table.columns}
+    forward_ms, forward_backward_ms, step_ms = (1e3 * row.seconds for row in rows)
+    assert values["forward_ms"] == forward_ms
+    assert values["backward_ms"] == pytest.approx(forward_backward_ms - forward_ms)
+    assert values["optimizer_ms"] == pytest.approx(step_ms - forward_backward_ms)
+    half_widths = [1e3 * row.seconds * row.relative_half_width for row in rows[:2]]
+    assert values["backward_half_width_ms"] == pytest.approx(math.hypot(*half_widths))
     assert list(yield_step_part_blocks(rows[:1])) == []
 
 
-class CompiledLate(SimulatedModel):
+class SlowFirstLaunch(SimulatedModel):
     """A kernel whose first launch takes 30 s longer, as if it compiled."""
 
     def prepare(self, backend, *arguments, **options):
-        made = super().prepare(backend, *arguments, **options)
-        due = [30.0]
+        prepared = super().prepare(backend, *arguments, **options)
+        delays = [30.0]
 
         def launch():
-            backend.sleep(due.pop() if due else 0.0)
-            return made.launches[0]()
+            backend.sleep(delays.pop() if delays else 0.0)
+            return prepared.launches[0]()
 
-        return replace(made, launches=[launch])
+        return replace(prepared, launches=[launch])
 
 
-def test_the_time_that_a_first_launch_compiles_outlasts_no_burst(backend):
-    row = measured(backend, ModelProblem(), ModelShape(1, 128), kernel=CompiledLate())
+def test_compiling_at_the_first_launch_does_not_make_a_step_too_long_for_a_burst(backend):
+    row = measure(backend, ModelProblem(), ModelShape(1, 128), kernel=SlowFirstLaunch())
     assert row.ok, row.reason
-    assert row.seconds == pytest.approx(measured(backend, ModelProblem(), ModelShape(1, 128)).seconds, rel=0.01)
-    row = measured(backend, ModelProblem(**FIELDS_BY_MODEL_SIZE["xl"], phase="step"), SHAPE, kernel=CompiledLate())
+    assert row.seconds == pytest.approx(measure(backend, ModelProblem(), ModelShape(1, 128)).seconds, rel=0.01)
+    row = measure(backend, ModelProblem(**FIELDS_BY_MODEL_SIZE["xl"], phase="step"), SHAPE, kernel=SlowFirstLaunch())
     assert row.status == "unsupported"
     assert "a launch takes 3" not in row.reason, "the reason must not give the time of the launch that compiles"
 

@@ -24,9 +24,11 @@ H100 = "NVIDIA H100 80GB HBM3"
 # -- which device a name means -----------------------------------------------------------------------------------------
 
 
-def test_a_name_that_two_devices_have_is_the_only_one_that_leaves_it_open():
-    several = {name for device in read_device_models() for name in device.names if find_device_models(name) != [device]}
-    assert several == {"AMD Instinct MI250X / MI250"}
+def test_only_one_name_of_a_listed_device_is_ambiguous():
+    ambiguous_names = {
+        name for device in read_device_models() for name in device.names if find_device_models(name) != [device]
+    }
+    assert ambiguous_names == {"AMD Instinct MI250X / MI250"}
 
 
 def test_every_contributed_device_is_found_by_its_name():
@@ -53,12 +55,12 @@ def test_every_contributed_device_is_found_by_its_name():
         ("M4 Max", "Apple M4 Max"),
     ],
 )
-def test_common_names(name, device):
-    assert [each.name for each in find_device_models(name)] == [device]
+def test_a_common_name_finds_its_device(name, device):
+    assert [model.name for model in find_device_models(name)] == [device]
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "listed"),
+    ("name", "dtype", "candidates"),
     [
         ("H100", "bfloat16", ["NVIDIA H100 PCIe", "NVIDIA H100 NVL", H100]),
         ("NVIDIA H100", "bfloat16", ["NVIDIA H100 PCIe"]),
@@ -67,10 +69,10 @@ def test_common_names(name, device):
         ("AMD Instinct MI250X / MI250", "bfloat16", ["110 compute units", "104 compute units"]),
     ],
 )
-def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name, dtype, listed):
+def test_an_ambiguous_name_is_refused_in_one_line_with_the_candidates(name, dtype, candidates):
     with pytest.raises(UsageError, match="matches several devices") as raised:
         mamf.peak(name=name, dtype=dtype)
-    assert all(each in str(raised.value) for each in listed) and "TFLOPS" not in str(raised.value)
+    assert all(candidate in str(raised.value) for candidate in candidates) and "TFLOPS" not in str(raised.value)
     assert "\n" not in str(raised.value)
 
 
@@ -87,7 +89,7 @@ def test_a_name_that_leaves_the_figure_open_is_one_line_with_the_candidates(name
         ("NVIDIA H200 (shared: other processes)", "part of a card"),
     ],
 )
-def test_a_name_of_no_whole_device_is_one_line(name, error):
+def test_an_unknown_name_or_a_part_of_a_card_is_refused_in_one_line(name, error):
     with pytest.raises(UsageError, match=error) as raised:
         mamf.peak(name=name)
     assert len(str(raised.value).splitlines()) == 1
@@ -97,22 +99,24 @@ def test_a_name_of_no_whole_device_is_one_line(name, error):
 
 
 @pytest.mark.parametrize("regime", ["sustained", "burst"])
-def test_what_was_measured_comes_first(regime):
-    known = mamf.peak(name=H100, dtype="bfloat16", regime=regime)
-    (row,) = (r for r in read_contributed_rates() if (r.device, r.dtype, r.regime) == (H100, "bfloat16", regime))
-    assert (known.source, known.tier, known.regime) == ("contributed", "complete", regime)
-    assert (known.tflops, known.reference) == (pytest.approx(row.tflops), row.reference)
-    assert f"({row.date}, 700 W, torch " in known.description
+def test_a_contributed_ceiling_comes_first(regime):
+    peak = mamf.peak(name=H100, dtype="bfloat16", regime=regime)
+    (row,) = (
+        row for row in read_contributed_rates() if (row.device, row.dtype, row.regime) == (H100, "bfloat16", regime)
+    )
+    assert (peak.source, peak.tier, peak.regime) == ("contributed", "complete", regime)
+    assert (peak.tflops, peak.reference) == (pytest.approx(row.tflops), row.reference)
+    assert f"({row.date}, 700 W, torch " in peak.description
     header = json.loads((ROOT / row.reference).open(encoding="utf-8").readline())
     assert header["started"].startswith(row.date)
 
 
 def test_published_figures_come_second_with_their_address():
-    known = mamf.peak(name="NVIDIA B200", dtype="bfloat16")
-    assert (known.source, known.tier, known.regime) == ("published", "published, not checked", None)
-    assert known.reference.startswith("https://")
-    assert known.tflops < find_peak_of_listed_device("B200 SXM", "bfloat16").flops / 1e12
-    assert known.description.startswith("published, not checked, for NVIDIA B200")
+    peak = mamf.peak(name="NVIDIA B200", dtype="bfloat16")
+    assert (peak.source, peak.tier, peak.regime) == ("published", "published, not checked", None)
+    assert peak.reference.startswith("https://")
+    assert peak.tflops < find_peak_of_listed_device("B200 SXM", "bfloat16").flops / 1e12
+    assert peak.description.startswith("published, not checked, for NVIDIA B200")
 
 
 @pytest.mark.parametrize(
@@ -132,17 +136,17 @@ def test_published_figures_come_second_with_their_address():
         ("trn2", "bfloat16", 166.75),
     ],
 )
-def test_the_denominator_of_mfu(name, dtype, tflops):
+def test_a_datasheet_peak_is_the_dense_peak_of_the_whole_device(name, dtype, tflops):
     assert mamf.peak(name=name, dtype=dtype, source="datasheet").flops == pytest.approx(tflops * 1e12)
 
 
-def test_no_figure_exceeds_the_dense_peak_by_what_sparsity_promises():
+def test_no_figure_exceeds_the_dense_peak_by_a_factor_of_sparsity():
     for device in read_device_models():
         for dtype in DTYPES:
             peak = find_peak_of_listed_device(device.listed_name, dtype)
-            known = find_peaks_by_name(device.name, dtype) if peak else []
-            assert all(each.flops <= 1.25 * peak.flops for each in known)
-            assert not peak or known[-1].source == "contributed" or known[-1].flops == peak.flops
+            rates = find_peaks_by_name(device.name, dtype) if peak else []
+            assert all(rate.flops <= 1.25 * peak.flops for rate in rates)
+            assert not peak or rates[-1].source == "contributed" or rates[-1].flops == peak.flops
 
 
 def test_fp8_is_the_format_that_the_device_has():
@@ -150,7 +154,7 @@ def test_fp8_is_the_format_that_the_device_has():
     assert "float8_e4m3fn," in mamf.peak(name="H200", dtype="fp8").description.replace(":", ",")
 
 
-def test_what_nobody_listed_is_one_line():
+def test_an_unlisted_rate_or_a_wrong_argument_is_refused():
     with pytest.raises(UnavailableError, match="mamf has no nvfp4 rate for Tesla T4"):
         mamf.peak(name="T4", dtype="nvfp4")
     with pytest.raises(UnavailableError, match="from the source contributed"):
@@ -167,16 +171,16 @@ def test_what_nobody_listed_is_one_line():
 
 
 def test_the_published_figures_of_the_package_are_those_of_results(monkeypatch):
-    monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *given, **options: [])  # it is slow
+    monkeypatch.setattr("mamf.peaks.difflib.get_close_matches", lambda *arguments, **options: [])  # it is slow
     shipped = importlib.resources.files("mamf").joinpath(SHIPPED_PUBLISHED_FIGURES_FILE).read_text(encoding="utf-8")
     assert format_csv(read_published(ROOT / "results")) == shipped
     assert len(shipped) < 50_000
 
 
-def test_a_published_figure_holds_no_more_than_what_needs_no_license():
-    named = {each.listed_name for each in read_device_models()}
+def test_a_shipped_figure_contains_nothing_that_needs_a_license():
+    listed_names = {model.listed_name for model in read_device_models()}
     for (device, _), row in read_published_rates().items():
-        assert device in named and row["source"].startswith("https://")
+        assert device in listed_names and row["source"].startswith("https://")
         assert not any(row[name] for name in ("m", "software", "date", "version", "license"))
         assert "A800" not in row["accelerator"]
 
@@ -201,15 +205,15 @@ def test_the_command_prints_records(run):
 
 # -- without torch -----------------------------------------------------------------------------------------------------
 
-ALONE = """
+LOOK_UP_WITHOUT_PACKAGES = """
 import sys
 
-class Nothing:
+class Blocker:
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] not in {*sys.stdlib_module_names, "mamf", "mamf_backends"}:
             raise ImportError(f"blocked: {name}")
 
-sys.meta_path.insert(0, Nothing())
+sys.meta_path.insert(0, Blocker())
 import mamf
 from mamf.cli import main
 print(mamf.peak(name="NVIDIA H100 80GB HBM3", dtype="bfloat16").tflops)
@@ -219,17 +223,17 @@ print(code, sorted({"torch", "numpy"} & set(sys.modules)))
 
 
 @pytest.mark.parametrize("command", [["find"], ["node"], ["profile", __file__]])
-def test_what_needs_torch_says_so_in_one_line(command):
+def test_a_command_that_needs_torch_says_so_in_one_line(command):
     code = f"import sys; sys.modules['torch'] = None; from mamf.cli import main; sys.exit(main({command}))"
-    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
-    assert ran.stderr.startswith(("mamf: this command needs torch", "mamf: no backend can be loaded without torch"))
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (process.returncode, process.stderr.count("\n")) == (2, 1)
+    assert process.stderr.startswith(("mamf: this command needs torch", "mamf: no backend can be loaded without torch"))
 
 
 def test_a_look_up_needs_no_third_party_package():
-    ran = subprocess.run([sys.executable, "-c", ALONE], capture_output=True, text=True)
-    assert (ran.returncode, ran.stderr) == (0, "")
-    lines = ran.stdout.splitlines()
+    process = subprocess.run([sys.executable, "-c", LOOK_UP_WITHOUT_PACKAGES], capture_output=True, text=True)
+    assert (process.returncode, process.stderr) == (0, "")
+    lines = process.stdout.splitlines()
     assert float(lines[0]) == mamf.peak(name=H100).tflops
     assert lines[1].startswith("source,")
     assert lines[-1] == "0 []"

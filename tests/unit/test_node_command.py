@@ -45,10 +45,10 @@ def installed(monkeypatch):
     unknown._get_installed_operation.cache_clear()
 
 
-def faulty(monkeypatch, devices, **faults):
+def set_faults(monkeypatch, devices, **faults):
     monkeypatch.setenv(simulated_node.DEVICES, str(devices))
     monkeypatch.setenv(
-        simulated_node.FAULTS, json.dumps({name.removeprefix("_"): each for name, each in faults.items()})
+        simulated_node.FAULTS, json.dumps({name.removeprefix("_"): fault for name, fault in faults.items()})
     )
 
 
@@ -61,9 +61,9 @@ def faulty(monkeypatch, devices, **faults):
 def test_an_unavailable_backend_is_refused_with_its_reason(run, monkeypatch, command, code):
     reason = Unavailability("no driver is loaded", "load the driver")
     monkeypatch.setattr(simulated_node.Node, "explain_unavailability", classmethod(lambda cls: reason))
-    found, out, err = run(*command.split(), "--backend", "simulated")
+    exit_code, out, err = run(*command.split(), "--backend", "simulated")
     expected = "mamf: backend simulated is not available: no driver is loaded; load the driver"
-    assert (found, out, " ".join(err.split())) == (code, "", expected)
+    assert (exit_code, out, " ".join(err.split())) == (code, "", expected)
 
 
 @pytest.mark.parametrize("method", ["explain_unavailability", "count_devices"])
@@ -79,22 +79,22 @@ def test_a_backend_that_cannot_say_how_many_devices_it_has_is_broken(run, monkey
 
 
 @pytest.fixture
-def healthy(run, monkeypatch):
+def healthy_result(run, monkeypatch):
     """Return the exit code, stdout and stderr of ``mamf node`` on two healthy devices."""
-    faulty(monkeypatch, 2)
+    set_faults(monkeypatch, 2)
     return run(*NODE)
 
 
-def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
-    code, out, _ = healthy
+def test_a_healthy_node_is_ok_and_its_logs_give_the_same_verdict(run, healthy_result):
+    code, out, _ = healthy_result
     assert code == 0, out
     assert out.startswith("OK: 2 devices, the slowest device is device ")
     assert "0000:01:00.0" in out
     for log in (run.folder / "logs").iterdir():
         assert "0000:01:00.0" not in log.read_text(), "a log must not contain the bus address of a device"
-    again = run("node", "--from", "logs")
-    assert again[0] == 0
-    assert again[1].splitlines()[0] == out.splitlines()[0]
+    repeated_result = run("node", "--from", "logs")
+    assert repeated_result[0] == 0
+    assert repeated_result[1].splitlines()[0] == out.splitlines()[0]
 
     code, out, err = run("node", "--from", "logs", "--format", "json")
     record = json.loads(out)
@@ -105,7 +105,7 @@ def test_a_healthy_node_is_ok_and_its_logs_alone_say_so_again(run, healthy):
     assert run("node", "--from", "logs", "--format", "markdown")[1].startswith("- OK: ")
 
 
-def test_json_of_a_node_keeps_its_keys(run, healthy):
+def test_json_of_a_node_keeps_its_keys(run, healthy_result):
     record = json.loads(run("node", "--from", "logs", "--format", "json")[1])
     assert set(record) == {
         *("level", "exit_code", "reason", "findings", "not_together", "slowest", "lost_share", "pace", "devices"),
@@ -118,7 +118,7 @@ def test_json_of_a_node_keeps_its_keys(run, healthy):
 
 
 def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_measured(run, monkeypatch):
-    faulty(monkeypatch, 3, _0="closed", _1="gone")
+    set_faults(monkeypatch, 3, _0="closed", _1="gone")
     code, out, _ = run(*NODE, "--format", "json")
     record = json.loads(out)
     assert (code, record["level"]) == (2, "CRITICAL")
@@ -128,13 +128,13 @@ def test_devices_that_cannot_be_opened_or_vanish_are_critical_and_the_rest_is_me
     assert failures[2] == []
     assert record["devices"][2]["figures"]["burst"] > 0
     assert record["not_together"] == "device 0, device 1 failed"
-    again = json.loads(run("node", "--from", "logs", "--format", "json")[1])
-    assert again["findings"] == [
+    repeated_record = json.loads(run("node", "--from", "logs", "--format", "json")[1])
+    assert repeated_record["findings"] == [
         {**finding, "text": finding["text"].replace(" (0000:02:00.0)", "")} for finding in record["findings"]
     ]
 
 
-def findings_of_unknown(run, monkeypatch, write):
+def run_and_expect_unknown(run, monkeypatch, write):
     """Run ``mamf node`` with ``write`` in place of ``RunLogWriter.write``, and return the texts of its findings. Check
     that the verdict is UNKNOWN and that no device failed.
     """
@@ -147,25 +147,25 @@ def findings_of_unknown(run, monkeypatch, write):
 
 
 @pytest.mark.parametrize("part", ["find", "bandwidth", "peers"])
-def test_a_full_disk_is_unknown_and_drains_no_node(run, monkeypatch, part):
-    faulty(monkeypatch, 2)
-    write = RunLogWriter.write
+def test_a_full_disk_makes_the_verdict_unknown_and_fails_no_device(run, monkeypatch, part):
+    set_faults(monkeypatch, 2)
+    real_write = RunLogWriter.write
 
-    def written(self, record, fields):
+    def write_until_disk_is_full(self, record, fields):
         if self.path.name.endswith(f"0-{part}.jsonl"):
             raise RunLogWriteError(f"cannot write {self.path}: No space left on device")
-        write(self, record, fields)
+        real_write(self, record, fields)
 
-    findings = findings_of_unknown(run, monkeypatch, written)
-    told = [text for text in findings if "No space left on device" in text]
-    assert len(told) == 1
-    assert "device 0" in told[0]
-    assert ": its log could not be written: cannot write" in told[0]
+    findings = run_and_expect_unknown(run, monkeypatch, write_until_disk_is_full)
+    disk_findings = [text for text in findings if "No space left on device" in text]
+    assert len(disk_findings) == 1
+    assert "device 0" in disk_findings[0]
+    assert ": its log could not be written: cannot write" in disk_findings[0]
     assert run("node", "--from", "logs")[0] == 3
 
 
 def test_ctrl_c_leaves_whole_logs_and_an_unknown_verdict(run, monkeypatch):
-    faulty(monkeypatch, 2)
+    set_faults(monkeypatch, 2)
 
     def show(self, phases):
         if any("find " in phase for phase in phases.values()):
@@ -196,7 +196,7 @@ def test_ctrl_c_ends_node_even_if_an_import_swallows_it(run, monkeypatch):
     assert signal.getsignal(signal.SIGINT) == handler
 
 
-class Killed:
+class FakeProcess:
     """A fake process. ``kill`` makes the end of the process the next event of the script."""
 
     def __init__(self, rank, script):
@@ -207,101 +207,112 @@ class Killed:
         self.script.insert(0, (0.0, ChildEvent(self.rank, None, -9)))
 
 
-def watch_of(script, ranks=3, patience=60.0):
+def watch_script(script, rank_count=3):
     """Run ``watch_children_until_end`` on a script of events. Return the watch, the ranks of the killed processes, and
     how often all processes were resumed.
 
     ``script``: pairs of the seconds until the next event, and the event (None if no event arrives in this time).
     """
-    now, went_on = [0.0], []
-    processes = {rank: Killed(rank, script) for rank in range(ranks)}
-    watch = ChildWatch(range(ranks), patience, read_clock=lambda: now[0])
+    max_silent_seconds, clock, resume_times = 60.0, [0.0], []
+    processes = {rank: FakeProcess(rank, script) for rank in range(rank_count)}
+    watch = ChildWatch(range(rank_count), max_silent_seconds, read_clock=lambda: clock[0])
 
-    def events(seconds):
-        later, event = script.pop(0) if script else (patience, None)
-        now[0] += later
+    def wait_for_event(seconds):
+        delay_seconds, event = script.pop(0) if script else (max_silent_seconds, None)
+        clock[0] += delay_seconds
         return event
 
-    watch_children_until_end(watch, processes, events, lambda: went_on.append(now[0]))
-    return watch, [rank for rank, process in processes.items() if process.was_killed], len(went_on)
+    watch_children_until_end(watch, processes, wait_for_event, lambda: resume_times.append(clock[0]))
+    return watch, [rank for rank, process in processes.items() if process.was_killed], len(resume_times)
 
 
-def says(rank, text, kind=PHASE_KEY, later=1.0):
-    return later, ChildEvent(rank, {kind: text})
+def make_message(rank, text, key=PHASE_KEY):
+    return 1.0, ChildEvent(rank, {key: text})
 
 
-def ends(rank, code=0, words="", later=1.0):
-    return later, ChildEvent(rank, None, code, words)
+def make_end(rank, code=0, last_line=""):
+    return 1.0, ChildEvent(rank, None, code, last_line)
 
 
-def test_who_is_silent_hangs_and_is_killed_but_not_who_waits_for_it():
-    script = [says(0, WAITING_PHASE), says(1, "find scout"), says(2, WAITING_PHASE), (61.0, None), ends(0), ends(2)]
-    watch, killed, went_on = watch_of(script)
+def test_a_silent_process_is_killed_but_not_the_processes_that_wait_for_it():
+    script = [
+        make_message(0, WAITING_PHASE),
+        make_message(1, "find scout"),
+        make_message(2, WAITING_PHASE),
+        (61.0, None),
+        make_end(0),
+        make_end(2),
+    ]
+    watch, killed_ranks, resume_count = watch_script(script)
     assert watch.failure_reasons == {1: "its process hangs: it sent no message for 60 s (phase: find scout)"}
-    assert (killed, went_on) == ([1], 1)
+    assert (killed_ranks, resume_count) == ([1], 1)
 
 
-def test_who_ends_early_failed_with_its_last_words_or_its_signal():
-    script = [ends(0, 1, "CUDA error: device lost"), ends(1, -11), says(2, WAITING_PHASE), ends(2)]
-    watch, killed, went_on = watch_of(script)
+def test_a_process_that_ends_early_fails_with_its_last_line_or_its_signal():
+    script = [make_end(0, 1, "CUDA error: device lost"), make_end(1, -11), make_message(2, WAITING_PHASE), make_end(2)]
+    watch, killed_ranks, resume_count = watch_script(script)
     assert watch.failure_reasons[0] == "its process ended early (phase: start): CUDA error: device lost"
     assert watch.failure_reasons[1] == "its process ended early (phase: start): killed by SIGSEGV"
-    assert (killed, went_on) == ([], 1)
+    assert (killed_ranks, resume_count) == ([], 1)
 
 
 def test_a_device_that_fails_together_with_the_others_does_not_stop_them():
-    waiting = [says(rank, WAITING_PHASE) for rank in range(3)]
-    others = [says(0, WAITING_PHASE), says(2, WAITING_PHASE), ends(0), ends(2)]
-    watch, killed, went_on = watch_of([*waiting, says(1, "no peer access", FAILURE_KEY), ends(1, 1), *others])
+    first_part = [make_message(rank, WAITING_PHASE) for rank in range(3)]
+    second_part = [make_message(0, WAITING_PHASE), make_message(2, WAITING_PHASE), make_end(0), make_end(2)]
+    watch, killed_ranks, resume_count = watch_script(
+        [*first_part, make_message(1, "no peer access", FAILURE_KEY), make_end(1, 1), *second_part]
+    )
     assert watch.failure_reasons == {1: "no peer access"}
-    assert (killed, went_on) == ([], 2)
+    assert (killed_ranks, resume_count) == ([], 2)
 
 
-def test_who_hangs_and_cannot_be_killed_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr(Killed, "kill", lambda process: None)
-    watch, _, went_on = watch_of([says(0, WAITING_PHASE), says(1, "find"), (61.0, None), ends(0)], ranks=2)
-    assert (list(watch.failure_reasons), went_on) == ([1], 1)
+def test_a_hanging_process_that_cannot_be_killed_does_not_delay_the_run(monkeypatch):
+    monkeypatch.setattr(FakeProcess, "kill", lambda process: None)
+    watch, _, resume_count = watch_script(
+        [make_message(0, WAITING_PHASE), make_message(1, "find"), (61.0, None), make_end(0)], rank_count=2
+    )
+    assert (list(watch.failure_reasons), resume_count) == ([1], 1)
 
 
-def test_where_one_process_cannot_be_started_the_others_are_ended(monkeypatch):
-    ended = []
+def test_if_one_process_cannot_be_started_the_others_are_ended(monkeypatch):
+    ended_commands = []
 
-    def started(command, environment):
+    def start_child(command, environment):
         if command == ["no such program"]:
             raise FileNotFoundError(command[0])
-        return Namespace(terminate=lambda: ended.append(command), wait=lambda timeout: 0)
+        return Namespace(terminate=lambda: ended_commands.append(command), wait=lambda timeout: 0)
 
-    monkeypatch.setattr("mamf.node.children.start_child", started)
+    monkeypatch.setattr("mamf.node.children.start_child", start_child)
     with pytest.raises(FileNotFoundError):
         ChildProcesses({0: ["first"], 1: ["no such program"]}, {})
-    assert ended == [["first"]]
+    assert ended_commands == [["first"]]
 
 
-def test_what_is_no_line_of_ours_is_no_matter():
-    noise = [
+def test_lines_that_are_not_messages_are_ignored():
+    script = [
         (0.1, ChildEvent(0, parse_message("Warning: something\n"))),
         (0.1, ChildEvent(0, parse_message("[1, 2]"))),
-        says(0, WAITING_PHASE),
-        ends(0),
+        make_message(0, WAITING_PHASE),
+        make_end(0),
     ]
-    assert watch_of(noise, ranks=1)[0].failure_reasons == {}
+    assert watch_script(script, rank_count=1)[0].failure_reasons == {}
 
 
 # -- several machines --------------------------------------------------------------------------------------------------
 
 
-def place(monkeypatch, node, index, nodes=2):
+def set_task_place(monkeypatch, node, index, node_count=2):
     """Set the environment variables of a task that srun started: ``index`` on machine ``node``."""
     monkeypatch.setenv("SLURM_PROCID", str(node))
-    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(nodes))
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", str(node_count))
     monkeypatch.setenv("SLURM_NODEID", str(node))
     monkeypatch.setenv("SLURM_LOCALID", str(index))
 
 
 def test_machines_of_one_job_have_a_folder_each_and_are_judged_together(run, monkeypatch):
-    faulty(monkeypatch, 2)
+    set_faults(monkeypatch, 2)
     for node in (0, 1):
-        place(monkeypatch, node, 0)
+        set_task_place(monkeypatch, node, 0)
         assert run(*NODE)[0] == 0
     code, out, _ = run("node", "--from", "logs/node0", "logs/node1", "--format", "json")
     record = json.loads(out)
@@ -312,8 +323,8 @@ def test_machines_of_one_job_have_a_folder_each_and_are_judged_together(run, mon
 
 
 def test_other_tasks_on_a_machine_measure_nothing(run, monkeypatch):
-    faulty(monkeypatch, 2)
-    place(monkeypatch, 0, 1, nodes=4)
+    set_faults(monkeypatch, 2)
+    set_task_place(monkeypatch, 0, 1, node_count=4)
     assert run(*NODE) == (
         0,
         "",
@@ -326,23 +337,23 @@ def test_other_tasks_on_a_machine_measure_nothing(run, monkeypatch):
     assert not (run.folder / "logs").exists()
 
 
-def test_launchers_tell_a_rank_its_place():
-    by_torchrun = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
-    assert find_rank_place(by_torchrun) == RankPlace(5, 8, 1, 1)
-    by_srun = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
-    assert find_rank_place(by_srun) == RankPlace(9, 16, 1, 1)
+def test_the_place_of_a_rank_is_read_from_the_variables_of_its_launcher():
+    torchrun_variables = {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "GROUP_RANK": "1"}
+    assert find_rank_place(torchrun_variables) == RankPlace(5, 8, 1, 1)
+    srun_variables = {"SLURM_PROCID": "9", "SLURM_STEP_NUM_TASKS": "16", "SLURM_LOCALID": "1", "SLURM_NODEID": "1"}
+    assert find_rank_place(srun_variables) == RankPlace(9, 16, 1, 1)
     assert find_rank_place({}) is None
-    assert find_rank_place(by_torchrun | {"WORLD_SIZE": "1"}) is None
-    assert find_rank_place(by_srun | {"SLURM_STEP_NUM_TASKS": "1"}) is None
+    assert find_rank_place(torchrun_variables | {"WORLD_SIZE": "1"}) is None
+    assert find_rank_place(srun_variables | {"SLURM_STEP_NUM_TASKS": "1"}) is None
     with pytest.raises(UsageError, match="SLURM_PROCID='12x' in the environment"):
-        find_rank_place(by_srun | {"SLURM_PROCID": "12x"})
+        find_rank_place(srun_variables | {"SLURM_PROCID": "12x"})
 
 
 # -- bad input ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "complaint"),
     [
         (["--formt", "json"], "did you mean --format"),
         (["--from", "nowhere"], "nowhere does not exist: give a folder that 'mamf node' wrote"),
@@ -354,26 +365,26 @@ def test_launchers_tell_a_rank_its_place():
         (["--backend", "simulated", "--output-folder", "full"], "full is not empty"),
     ],
 )
-def test_bad_options_are_3_since_2_is_a_bad_device(run, arguments, told):
+def test_bad_options_exit_with_3_because_2_means_a_bad_device(run, arguments, complaint):
     (run.folder / "full").mkdir()
     (run.folder / "full" / "log.txt").touch()
-    assert_refused(run("node", *arguments), told, code=3)
+    assert_refused(run("node", *arguments), complaint, code=3)
 
 
-def test_what_cannot_be_measured_is_no_fault_of_a_device(run, monkeypatch):
-    faulty(monkeypatch, 2)
+def test_a_request_that_cannot_be_measured_fails_no_device(run, monkeypatch):
+    set_faults(monkeypatch, 2)
     code, out, _ = run(*NODE, "--dtype", "fp99")
     assert code == 3
     assert "the request cannot be measured: unknown dtype 'fp99'" in out.splitlines()[0]
 
 
-@pytest.mark.parametrize(("option", "begun"), [((), 0), (("--overlap",), 1), (("--overlap", "--dry-run"), 0)])
-def test_overlap_follows_the_verdict(run, monkeypatch, option, begun):
-    faulty(monkeypatch, 1)
+@pytest.mark.parametrize(("options", "overlap_count"), [((), 0), (("--overlap",), 1), (("--overlap", "--dry-run"), 0)])
+def test_overlap_follows_the_verdict(run, monkeypatch, options, overlap_count):
+    set_faults(monkeypatch, 1)
     commands = []
     monkeypatch.setattr("mamf.cli.commands.node.run_command", commands.append)
     monkeypatch.setattr(
-        "mamf.cli.devices.measure_node_devices", lambda *given: ("logs", NodeRun([0], is_over=True), [])
+        "mamf.cli.devices.measure_node_devices", lambda *arguments: ("logs", NodeRun([0], is_over=True), [])
     )
-    assert run("node", "--backend", "simulated", *option)[0] == (0 if "--dry-run" in option else 3)
-    assert commands == [["overlap", "--backend", "simulated"]] * begun
+    assert run("node", "--backend", "simulated", *options)[0] == (0 if "--dry-run" in options else 3)
+    assert commands == [["overlap", "--backend", "simulated"]] * overlap_count

@@ -16,12 +16,12 @@ MARKUP = "<script>alert('&')</script>"
 @pytest.mark.parametrize("name", ["sweep", "find", "attention", "bandwidth"])
 def test_a_log_is_a_table(machine, name):
     log = mamf.read_log(f"{name}.jsonl")
-    shown = log._repr_html_()
-    assert "Simulated H100" in shown
-    assert "complete" in shown
-    assert shown.count("<tr>") >= 2
+    html = log._repr_html_()
+    assert "Simulated H100" in html
+    assert "complete" in html
+    assert html.count("<tr>") >= 2
     best = log.ceilings["burst"] if name == "find" else max(log.measurements, key=lambda row: row.best_rate)
-    assert best.kernel in shown or str(best.shape) in shown
+    assert best.kernel in html or str(best.shape) in html
 
 
 @pytest.mark.parametrize("name", ["sweep", "attention", "bandwidth"])
@@ -38,31 +38,31 @@ def test_a_ceiling_is_a_table(machine):
 
 
 def test_a_comparison_is_a_table(machine):
-    shown = mamf.compare("before.jsonl", "after.jsonl")._repr_html_()
-    assert shown.count(">SAME<") == 2
-    assert "2 rows: 2 SAME" in shown
+    html = mamf.compare("before.jsonl", "after.jsonl")._repr_html_()
+    assert html.count(">SAME<") == 2
+    assert "2 rows: 2 SAME" in html
 
 
-def test_a_strangers_text_is_no_markup(machine):
+def test_text_from_logs_never_becomes_markup(machine):
     log = mamf.read_log("bandwidth.jsonl")
-    row = replace(log.measurements[0], kernel=MARKUP)
+    hostile_row = replace(log.measurements[0], kernel=MARKUP)
     device = {**log.header["device"], "name": MARKUP}
-    hostile = replace(log, measurements=[row], header={**log.header, "device": device})
-    for shown in (row, hostile, replace(mamf.load_ceiling("find.jsonl"), device=MARKUP)):
-        assert "<script" not in render_html(shown)
-        assert "&lt;script&gt;" in render_html(shown)
+    hostile_log = replace(log, measurements=[hostile_row], header={**log.header, "device": device})
+    for value in (hostile_row, hostile_log, replace(mamf.load_ceiling("find.jsonl"), device=MARKUP)):
+        assert "<script" not in render_html(value)
+        assert "&lt;script&gt;" in render_html(value)
     assert "<script" not in render_fragment(Document(MARKUP, [make_text_table([MARKUP], [[MARKUP]])]))
 
 
-def test_what_has_no_table_is_said():
+def test_a_value_without_a_table_is_refused():
     with pytest.raises(TypeError, match="cannot render a int"):
         render_html(1)
 
 
-def test_what_is_printed_fits_in_a_line(machine):
+def test_reprs_fit_in_a_line(machine):
     log = mamf.read_log("sweep.jsonl")
     row = replace(log.measurements[0], samples=(1e-3,) * 1000)
-    shown = [row, log, mamf.load_ceiling("find.jsonl"), mamf.compare("before.jsonl", "after.jsonl")]
-    assert max(len(repr(each)) for each in shown) < 160
+    values = [row, log, mamf.load_ceiling("find.jsonl"), mamf.compare("before.jsonl", "after.jsonl")]
+    assert max(len(repr(value)) for value in values) < 160
     unmeasured = Measurement(row.shape, row.kernel, row.problem, "burst", "median", "out_of_memory", "too large")
     assert "out_of_memory, too large" in repr(unmeasured)

@@ -19,7 +19,7 @@ from mamf.report import formats
 #: The module of each command, by the words that a user types.
 MODULES = {name: get_module_name(name) for name in COMMAND_DESCRIPTIONS}
 MODULES |= {f"{name} --operation bandwidth": name for name in ("sweep", "find")}
-MOST_MODULES = 40
+MAX_MODULE_COUNT = 40
 _COUNT_MODULES = """
 import contextlib, io, os, sys
 from mamf.cli import main
@@ -83,7 +83,7 @@ class Use(NamedTuple):
     type: object
 
 
-def parser_of(module, words):
+def make_parser(module, words):
     parser = CommandParser(prog=module)
     parser.command_words = words
     importlib.import_module(f"mamf.cli.commands.{module}").add_options(parser)
@@ -91,17 +91,21 @@ def parser_of(module, words):
 
 
 @functools.cache
-def parsers():
+def make_parsers():
     """Return the parser of every command and action, by the words that a user types."""
-    found = {}
+    parser_by_words = {}
     for name, module in MODULES.items():
-        parser = parser_of(module, name.split())
-        below = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-        found |= {f"{name} {each}": action for each, action in below[0].choices.items()} if below else {name: parser}
-    return found
+        parser = make_parser(module, name.split())
+        subparsers = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        parser_by_words |= (
+            {f"{name} {action_name}": action for action_name, action in subparsers[0].choices.items()}
+            if subparsers
+            else {name: parser}
+        )
+    return parser_by_words
 
 
-def uses(parser, command):
+def yield_uses(parser, command):
     """Yield (name, Use) for each option that the help of a parser shows, except the parameters of an operation."""
     for action in parser._actions:
         if getattr(action, "is_parameter", False):
@@ -114,63 +118,69 @@ def uses(parser, command):
 
 
 @functools.cache
-def options():
-    found = defaultdict(list)
-    for line, parser in parsers().items():
-        for name, use in uses(parser, MODULES.get(line, line)):
-            found[name].append(use)
-    return found
+def collect_uses():
+    uses_by_option = defaultdict(list)
+    for line, parser in make_parsers().items():
+        for name, use in yield_uses(parser, MODULES.get(line, line)):
+            uses_by_option[name].append(use)
+    return uses_by_option
 
 
-def disagreements(found):
+def yield_disagreements(uses_by_option):
     """Yield (option, property) for each property in which commands differ and for which no reason is listed."""
-    for name, all_uses in found.items():
-        same = [use for use in all_uses if (name, use.command) not in OTHER_MEANING]
-        if len({use.help for use in same}) > 1:
+    for name, all_uses in uses_by_option.items():
+        same_uses = [use for use in all_uses if (name, use.command) not in OTHER_MEANING]
+        if len({use.help for use in same_uses}) > 1:
             yield name, "help"
-        if len({use.type for use in same}) > 1:
+        if len({use.type for use in same_uses}) > 1:
             yield name, "type"
-        if name not in OTHER_DEFAULT and len({(use.default, use.default_text) for use in same}) > 1:
+        if name not in OTHER_DEFAULT and len({(use.default, use.default_text) for use in same_uses}) > 1:
             yield name, "default"
 
 
 def test_one_name_has_one_meaning_default_and_help():
-    assert list(disagreements(options())) == []
+    assert list(yield_disagreements(collect_uses())) == []
 
 
 def test_a_disagreement_is_seen():
     one, two = Use("sweep", "a", None, "1", None), Use("find", "b", None, "2", int)
-    assert list(disagreements({"--new": [one, two]})) == [("--new", "help"), ("--new", "type"), ("--new", "default")]
-    assert list(disagreements({"--new": [one, one]})) == []
+    assert list(yield_disagreements({"--new": [one, two]})) == [
+        ("--new", "help"),
+        ("--new", "type"),
+        ("--new", "default"),
+    ]
+    assert list(yield_disagreements({"--new": [one, one]})) == []
 
 
 def test_every_exception_is_needed():
-    found = options()
+    uses_by_option = collect_uses()
     for name, command in OTHER_MEANING:
-        assert command in {use.command for use in found[name]}, (name, command)
+        assert command in {use.command for use in uses_by_option[name]}, (name, command)
     for name in OTHER_DEFAULT:
-        same = [use for use in found[name] if (name, use.command) not in OTHER_MEANING]
-        assert len({(use.default, use.default_text) for use in same}) > 1, name
+        same_uses = [use for use in uses_by_option[name] if (name, use.command) not in OTHER_MEANING]
+        assert len({(use.default, use.default_text) for use in same_uses}) > 1, name
 
 
 def test_shared_options_are_used_by_several_commands():
-    assert {name for name in SHARED_OPTIONS if len(options()[name]) < 2} == set()
+    assert {name for name in SHARED_OPTIONS if len(collect_uses()[name]) < 2} == set()
 
 
 def test_help_loads_few_modules_and_no_entry_points():
     """Run the help of all commands in one process. Unload the modules of a command before the next command."""
-    ran = subprocess.run([sys.executable, "-c", _COUNT_MODULES, *MODULES], capture_output=True, text=True, check=True)
-    lines = [line.split(",") for line in ran.stdout.splitlines()]
+    process = subprocess.run(
+        [sys.executable, "-c", _COUNT_MODULES, *MODULES], capture_output=True, text=True, check=True
+    )
+    lines = [line.split(",") for line in process.stdout.splitlines()]
     assert [line[0] for line in lines] == list(MODULES)
     for name, count, has_help, *others in lines:
-        assert int(count) <= MOST_MODULES, name
+        assert int(count) <= MAX_MODULE_COUNT, name
         # --operation loads an operation by its entry point, so it needs importlib.metadata.
         assert (has_help, others) == ("True", ["importlib.metadata"] if "--operation" in name else []), name
 
 
-def needed_beside_several():
+def yield_ambiguous_arguments():
     """Yield each positional argument that a command needs, with each option that might take it as one of its values."""
-    for name, parser in parsers().items():
+    for name, parser in make_parsers().items():
         for positional in (each for each in parser._actions if not each.option_strings):
             alternatives = getattr(positional, "alternatives", ())
             for option in (each for each in parser._actions if each.option_strings and each.nargs in ("?", "+")):
@@ -179,13 +189,13 @@ def needed_beside_several():
                     yield pytest.param(parser, positional.dest, option, id=f"{name} {option.option_strings[0]}")
 
 
-@pytest.mark.parametrize(("parser", "positional", "option"), list(needed_beside_several()))
+@pytest.mark.parametrize(("parser", "positional", "option"), list(yield_ambiguous_arguments()))
 def test_an_option_with_several_values_leaves_the_word_that_a_command_needs(parser, positional, option):
     value = option.choices[-1] if option.choices else {"shape": "8x8x8"}.get(option.dest, "1")
     typed = [option.option_strings[0], value]
-    last, first = parser.parse_args([*typed, "WORD"]), parser.parse_args(["WORD", *typed])
-    assert "WORD" in str(getattr(last, positional))
-    assert vars(last) == vars(first)
+    word_last, word_first = parser.parse_args([*typed, "WORD"]), parser.parse_args(["WORD", *typed])
+    assert "WORD" in str(getattr(word_last, positional))
+    assert vars(word_last) == vars(word_first)
 
 
 @pytest.mark.parametrize(
@@ -204,12 +214,12 @@ def test_an_option_with_several_values_leaves_the_word_that_a_command_needs(pars
         ("run --causal both sdpa-flash", "kernel sdpa-flash", "size_causal both"),
     ],
 )
-def test_who_has_the_last_word(line, positional, option):
+def test_words_are_assigned_to_the_argument_that_needs_them(line, positional, option):
     name, *words = line.split()
-    read = parser_of(MODULES[name], line.split()).parse_args(words)
+    parsed_options = make_parser(MODULES[name], line.split()).parse_args(words)
     for dest, *values in (positional.split(), option.split()):
-        found = getattr(read, dest)
-        assert list(map(str, found if isinstance(found, list) else [found] if found else [])) == values
+        value = getattr(parsed_options, dest)
+        assert list(map(str, value if isinstance(value, list) else [value] if value else [])) == values
 
 
 def test_formats_are_those_that_can_be_rendered():

@@ -41,56 +41,60 @@ from mamf.testing import SimulatedBackend, SimulatedMatmul
 LARGE, DECODE = "8192x8192x8192", "16x8192x8192"
 
 
-def rows_of(other, shape, device=None, pair=None, seconds=0.3, **options):
+def measure_pair(other, shape, device=None, kernel=None, seconds=0.3, **options):
     problem = OverlapProblem(other, ranks=2)
     cells = [(problem, OverlapShape.parse(shape))]
-    run = OverlapStrategy(device or TwoQueues(), pair or SimulatedPair(), cells, seconds, **options)
-    return {(row.problem.timed, row.problem.alone): row for row in run.yield_results()}
+    strategy = OverlapStrategy(device or TwoQueues(), kernel or SimulatedPair(), cells, seconds, **options)
+    return {(row.problem.timed, row.problem.alone): row for row in strategy.yield_results()}
 
 
-def kept(rows, timed):
+def compute_kept_share(rows, timed_work):
     """Return the share of its rate that a workload keeps while both run, and the half-width of its interval."""
-    alone, together = rows[timed, True], rows[timed, False]
+    alone, together = rows[timed_work, True], rows[timed_work, False]
     share = together.best_rate / alone.best_rate
     return share, share * math.hypot(alone.relative_half_width, together.relative_half_width)
 
 
 @pytest.mark.parametrize("shape", [f"{LARGE}+1GiB", f"{LARGE}+64MiB", f"{DECODE}+256MiB"])
 @pytest.mark.parametrize("other", ["all_reduce", "to_host", "copy"])
-def test_each_work_keeps_the_planted_share_of_its_rate(other, shape):
-    rows = rows_of(other, shape)
+def test_each_workload_keeps_the_planted_share_of_its_rate(other, shape):
+    rows = measure_pair(other, shape)
     assert [row.status for row in rows.values()] == ["ok"] * 4
-    for timed, planted in (("products", TwoQueues.kept[OWN]), ("other", TwoQueues.kept[ASIDE])):
-        share, half_width = kept(rows, timed)
-        assert abs(share - planted) <= half_width < 0.02
+    for timed_work, planted_share in (("products", TwoQueues.kept[OWN]), ("other", TwoQueues.kept[ASIDE])):
+        share, half_width = compute_kept_share(rows, timed_work)
+        assert abs(share - planted_share) <= half_width < 0.02
+
+
+LATE_HOST_REASON = "the host queues these launches more slowly than the device runs them"
 
 
 def test_a_host_that_is_late_gives_no_figure():
-    rows = rows_of("copy", f"{DECODE}+1MiB", seconds=0.06)
+    rows = measure_pair("copy", f"{DECODE}+1MiB", seconds=0.06)
     assert [row.status for row in rows.values()] == ["unsupported"] * 4
-    assert "the host queues these launches more slowly than the device runs them" in rows["products", False].reason
+    assert LATE_HOST_REASON in rows["products", False].reason
 
 
-def told_by_another_rank(of_window):
+def add_answer_of_second_rank(get_answer):
     """Return a ``gather_from_ranks`` that adds the answer of a second rank after each window, and only then.
 
-    ``of_window``: returns this answer: the lead of the rank's host over its device in seconds, and the index of the
+    ``get_answer``: returns this answer: the lead of the rank's host over its device in seconds, and the index of the
     workload that ended last, or None if the workloads overlapped.
     """
-    return lambda own: [own, of_window()] if isinstance(own, tuple) and len(own) == 2 else [own]
+    return lambda answer: [answer, get_answer()] if isinstance(answer, tuple) and len(answer) == 2 else [answer]
 
 
 def test_a_window_in_which_the_host_of_another_rank_is_late_does_not_count():
-    pair = "all_reduce", f"{LARGE}+1GiB"
-    late = itertools.chain([(-1e-3, None)], itertools.repeat((1e-3, None)))
-    once = rows_of(*pair, gather_from_ranks=told_by_another_rank(late.__next__))
-    assert {row.status for row in once.values()} == {"ok"}
-    assert sum(len(row.samples) for row in once.values()) <= sum(len(row.samples) for row in rows_of(*pair).values())
-    always = rows_of(*pair, gather_from_ranks=told_by_another_rank(lambda: (-1e-3, None)))
-    assert "the host queues these launches more slowly than the device runs them" in always["other", True].reason
-    mostly = itertools.cycle([(-1e-3, None)] * 4 + [(1e-3, 0)])
-    refused = rows_of(*pair, gather_from_ranks=told_by_another_rank(mostly.__next__))
-    assert "the host queues these launches more slowly than the device runs them" in refused["other", True].reason
+    work = "all_reduce", f"{LARGE}+1GiB"
+    late_once = itertools.chain([(-1e-3, None)], itertools.repeat((1e-3, None)))
+    rows_late_once = measure_pair(*work, gather_from_ranks=add_answer_of_second_rank(late_once.__next__))
+    assert {row.status for row in rows_late_once.values()} == {"ok"}
+    sample_counts = [sum(len(row.samples) for row in rows.values()) for rows in (rows_late_once, measure_pair(*work))]
+    assert sample_counts[0] <= sample_counts[1]
+    rows_always_late = measure_pair(*work, gather_from_ranks=add_answer_of_second_rank(lambda: (-1e-3, None)))
+    assert LATE_HOST_REASON in rows_always_late["other", True].reason
+    mostly_late = itertools.cycle([(-1e-3, None)] * 4 + [(1e-3, 0)])
+    rows_mostly_late = measure_pair(*work, gather_from_ranks=add_answer_of_second_rank(mostly_late.__next__))
+    assert LATE_HOST_REASON in rows_mostly_late["other", True].reason
 
 
 class Starving(TwoQueues):
@@ -100,8 +104,8 @@ class Starving(TwoQueues):
 
 
 @pytest.mark.parametrize("other", ["all_reduce", "copy"])
-def test_work_that_the_products_starve_is_measured_by_fewer_launches(other):
-    share, half_width = kept(rows_of(other, f"{LARGE}+24MiB", Starving()), "other")
+def test_work_that_matmuls_starve_is_measured_with_fewer_launches(other):
+    share, half_width = compute_kept_share(measure_pair(other, f"{LARGE}+24MiB", Starving()), "other")
     assert abs(share - 0.02) <= half_width < 0.0012
 
 
@@ -111,13 +115,13 @@ class Exclusive(TwoQueues):
     kept: ClassVar = {OWN: 1.0, ASIDE: 1e-9}
 
 
-def test_works_that_never_overlap_give_no_figure():
+def test_workloads_that_never_overlap_give_no_figure():
     """Check the reason, and that mamf soon gives up: it must not try longer and longer blocks."""
     device = Exclusive()
-    run = OverlapStrategy(
+    strategy = OverlapStrategy(
         device, SimulatedPair(), [(OverlapProblem("copy"), OverlapShape.parse(f"{LARGE}+24MiB"))], 0.6
     )
-    assert {row.reason for row in run.yield_results()} == {
+    assert {row.reason for row in strategy.yield_results()} == {
         "the device does not run matmul and the other work at the same time"
     }
     assert device.now() < 4
@@ -136,55 +140,58 @@ def test_only_blocks_within_the_overlap_count():
     assert compute_overlapping_seconds([[(0.0, 4), (2.0, 8), (4.0, 12)]]) == [0.5]
 
 
-class Wrong(SimulatedMatmul):
+class WrongLater(SimulatedMatmul):
     """A matmul whose results become wrong after a while, as with a hardware fault that appears only under load."""
 
-    def prepare(self, *given, **options):
-        ready = super().prepare(*given, **options)
-        checks = itertools.count()
+    def prepare(self, *arguments, **options):
+        prepared = super().prepare(*arguments, **options)
+        check_indices = itertools.count()
 
         def verify(index, result):
-            return Verdict(float(next(checks) > 10), 0.1)
+            return Verdict(float(next(check_indices) > 10), 0.1)
 
-        return replace(ready, verify=verify)
+        return replace(prepared, verify=verify)
 
 
-def test_a_product_that_is_wrong_beside_a_collective_gives_no_figure():
-    rows = rows_of("all_reduce", f"{LARGE}+1GiB", pair=SimulatedPair(matmul=Wrong))
+def test_a_matmul_with_wrong_results_gives_no_figure():
+    rows = measure_pair("all_reduce", f"{LARGE}+1GiB", kernel=SimulatedPair(matmul=WrongLater))
     assert {row.status for row in rows.values()} == {"wrong_result"}
 
 
 def test_a_device_with_one_queue_says_so():
-    rows = rows_of("to_host", f"{LARGE}+1GiB", SimulatedBackend())
+    rows = measure_pair("to_host", f"{LARGE}+1GiB", SimulatedBackend())
     assert {row.status for row in rows.values()} == {"unsupported"}
     assert "cannot use a second queue" in rows["other", True].reason
 
 
 def test_a_failure_on_another_rank_counts_for_all():
-    rows = rows_of("all_reduce", f"{LARGE}+1GiB", gather_from_ranks=lambda own: [own, own or own is False])
+    rows = measure_pair(
+        "all_reduce", f"{LARGE}+1GiB", gather_from_ranks=lambda answer: [answer, answer or answer is False]
+    )
     assert {row.reason for row in rows.values()} == {"another process (rank) of this run failed"}
 
 
 def test_the_budget_leaves_out_whole_pairs():
-    cells = [(OverlapProblem(each), OverlapShape.parse(f"{LARGE}+64MiB")) for each in ("to_host", "to_device")]
-    run = OverlapStrategy(TwoQueues(), SimulatedPair(), cells, 0.3, budget_seconds=0.1)
-    assert len(list(run.yield_results())) == run.skipped_step_count == 4
+    cells = [(OverlapProblem(other), OverlapShape.parse(f"{LARGE}+64MiB")) for other in ("to_host", "to_device")]
+    strategy = OverlapStrategy(TwoQueues(), SimulatedPair(), cells, 0.3, budget_seconds=0.1)
+    assert len(list(strategy.yield_results())) == strategy.skipped_step_count == 4
 
 
-def pair_of(rows):
+def find_only_pair(rows):
     (pair,) = find_complete_pairs(rows.values())
     return pair
 
 
-def test_a_step_ends_with_the_rest_of_what_takes_longer_alone():
-    pair = pair_of(rows_of("all_reduce", f"{LARGE}+1GiB"))
-    products, other = (pair.rows[timed, True].seconds for timed in ("products", "other"))
+def test_a_predicted_step_ends_with_the_rest_of_the_longer_workload():
+    pair = find_only_pair(measure_pair("all_reduce", f"{LARGE}+1GiB"))
+    matmul_seconds, other_seconds = (pair.rows[timed_work, True].seconds for timed_work in ("products", "other"))
     flop, nbytes = pair.matmul_row.flop, 2**30
-    best, apart = pair.predict_step_seconds(10 * flop, 2 * nbytes)
-    both = 2 * other / TwoQueues.kept[ASIDE]
-    assert apart == pytest.approx(10 * products + 2 * other)
-    assert best == pytest.approx(both + 10 * products - both * TwoQueues.kept[OWN], rel=0.01)
-    assert pair.predict_step_seconds(flop, 1e-9)[0] == pytest.approx(products, rel=0.01)
+    with_overlap, without_overlap = pair.predict_step_seconds(10 * flop, 2 * nbytes)
+    both_seconds = 2 * other_seconds / TwoQueues.kept[ASIDE]
+    assert without_overlap == pytest.approx(10 * matmul_seconds + 2 * other_seconds)
+    rest_of_matmul_seconds = 10 * matmul_seconds - both_seconds * TwoQueues.kept[OWN]
+    assert with_overlap == pytest.approx(both_seconds + rest_of_matmul_seconds, rel=0.01)
+    assert pair.predict_step_seconds(flop, 1e-9)[0] == pytest.approx(matmul_seconds, rel=0.01)
 
 
 def test_an_interval_above_half_of_the_share_is_unknown_and_not_drawn(monkeypatch):
@@ -198,17 +205,21 @@ def test_an_interval_above_half_of_the_share_is_unknown_and_not_drawn(monkeypatc
     assert all(point.low == point.value == point.high for point in points)
 
 
-def test_a_step_that_overlap_makes_longer_is_named(monkeypatch):
-    rows = rows_of("all_reduce", f"{LARGE}+1GiB")
+def test_the_report_says_if_overlap_makes_a_step_longer(monkeypatch):
+    rows = measure_pair("all_reduce", f"{LARGE}+1GiB")
     slow = {
-        key: each if each.problem.alone else replace(each, summary=summarize_samples((3 * each.seconds,) * 3))
-        for key, each in rows.items()
+        key: row if row.problem.alone else replace(row, summary=summarize_samples((3 * row.seconds,) * 3))
+        for key, row in rows.items()
     }
-    pays, does_not_pay = (next(describe_predicted_steps([pair_of(each)], 1e13, 1e9)) for each in (rows, slow))
-    assert pays.endswith("without overlap")
+    text, text_of_slow = (
+        next(describe_predicted_steps([find_only_pair(pair_rows)], 1e13, 1e9)) for pair_rows in (rows, slow)
+    )
+    assert text.endswith("without overlap")
     monkeypatch.setattr(OverlapPair, "compute_relative_half_width", lambda pair, timed_work: 0.99)
-    assert next(describe_predicted_steps([pair_of(slow)], 1e13, 1e9)).endswith("too noisy to say whether overlap pays")
-    assert does_not_pay.endswith("without overlap: overlap does not pay here, so run one after the other")
+    assert next(describe_predicted_steps([find_only_pair(slow)], 1e13, 1e9)).endswith(
+        "too noisy to say whether overlap pays"
+    )
+    assert text_of_slow.endswith("without overlap: overlap does not pay here, so run one after the other")
 
 
 def test_a_narrow_terminal_shows_how_well_the_kept_shares_are_known():
@@ -220,7 +231,7 @@ def test_a_narrow_terminal_shows_how_well_the_kept_shares_are_known():
     assert re.split(r"  +", heading[heading.index("kept %") :]) == ["kept %", "+-%", "other kept %", "+-%"]
 
 
-def test_ranks_and_blocks_are_of_collectives():
+def test_only_collectives_have_ranks_and_blocks():
     assert OverlapProblem("to_host", ranks=4, blocks=8) == OverlapProblem("to_host")
     assert (
         OverlapProblem("all_gather", ranks=4, blocks=8).get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)[0].dtype
@@ -233,31 +244,31 @@ def test_ranks_and_blocks_are_of_collectives():
         OverlapShape.parse("8192x8192x8192")
 
 
-ASKED = ("overlap", "--backend", "cpu", "--dtype", "float32", "--time-limit", "0.01s", "--shapes", "64x64x64+64KiB")
+COMMAND = ("overlap", "--backend", "cpu", "--dtype", "float32", "--time-limit", "0.01s", "--shapes", "64x64x64+64KiB")
 
 
 def test_the_command_measures_shows_and_draws_a_pair(run, monkeypatch):
     """Measure a matmul with copies to the host in one process, then read, show, draw and resume the log."""
     monkeypatch.setattr("mamf.operations.overlap.WorkPairKernel", SimulatedPair)
     step = ("--flop", "1e13", "--bytes", "1e9")
-    asked = ("--backend", "two_queues:TwoQueues", "--shapes", f"{LARGE}+1GiB", "--beside", "to_host", *step)
-    code, out, err = run("overlap", *asked, "--time-limit", "0.3s", "--output", "log.jsonl")
+    options = ("--backend", "two_queues:TwoQueues", "--shapes", f"{LARGE}+1GiB", "--beside", "to_host", *step)
+    code, out, err = run("overlap", *options, "--time-limit", "0.3s", "--output", "log.jsonl")
     assert code == 0, err
     assert LARGE in out
     assert "a step of 1e+13 FLOP and 1e+09 bytes of to_host takes" in out
-    read = read_run_log(run.folder / "log.jsonl")
-    assert (read.plan.kind, read.tier, len(read.measurements)) == ("overlap", "complete", 4)
+    log = read_run_log(run.folder / "log.jsonl")
+    assert (log.plan.kind, log.tier, len(log.measurements)) == ("overlap", "complete", 4)
     (pair,) = json.loads(run("show", "log.jsonl", "--format", "json")[1])["pairs"]
     assert pair["products_kept"] == pytest.approx(TwoQueues.kept[OWN], rel=0.02)
-    rows = make_log_chart(read).rows
+    rows = make_log_chart(log).rows
     assert [(row.group, row.name) for row in rows] == [
         (f"{LARGE} with to_host 1GiB", name) for name in ("matmul", "to_host")
     ]
     assert rows[0].points[0].value == pytest.approx(100 * pair["products_kept"])
-    code, resumed, err = run("overlap", "--backend", asked[1], "--resume", "log.jsonl", *step)
+    code, resumed_out, err = run("overlap", "--backend", options[1], "--resume", "log.jsonl", *step)
     assert code == 0, err
-    assert " %) with overlap, at the rates of " in resumed
-    assert " ms without overlap" in resumed
+    assert " %) with overlap, at the rates of " in resumed_out
+    assert " ms without overlap" in resumed_out
 
 
 def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
@@ -273,7 +284,7 @@ def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             ("--beside", "all_reduce"),
@@ -287,10 +298,10 @@ def test_pairs_become_shorter_to_fit_into_a_budget(run, monkeypatch):
         (("--beside", "foo"), "unknown work for --beside 'foo'; known: all_gather, all_reduce, "),
     ],
 )
-def test_wrong_input_gets_a_line(run, options, told):
-    code, _, err = run(*ASKED, *options)
+def test_wrong_options_are_refused_with_a_message(run, options, message):
+    code, _, err = run(*COMMAND, *options)
     assert code == 2
-    assert told in err.splitlines()[-1]
+    assert message in err.splitlines()[-1]
 
 
 def test_a_complete_log_predicts_a_step_without_its_device(run):
@@ -300,7 +311,7 @@ def test_a_complete_log_predicts_a_step_without_its_device(run):
     assert "a step of 4e+15 FLOP and 1.6e+10 bytes of" in out
 
 
-def of_rank(rank, port, log):
+def run_rank(rank, port, log):
     """Run the command as one of two ranks. The ranks communicate through Gloo, and each measures in its own virtual
     time.
     """
@@ -308,8 +319,8 @@ def of_rank(rank, port, log):
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "GROUP_RANK": "0"}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     pytest.MonkeyPatch().setattr("mamf.operations.overlap.WorkPairKernel", SimulatedPair)
-    asked = ("--backend", "two_queues:TwoQueues", "--shapes", f"{LARGE}+1GiB", "--time-limit", "0.1s")
-    return main(["overlap", *asked, "--beside", "all_reduce", "--output", str(log)])
+    options = ("--backend", "two_queues:TwoQueues", "--shapes", f"{LARGE}+1GiB", "--time-limit", "0.1s")
+    return main(["overlap", *options, "--beside", "all_reduce", "--output", str(log)])
 
 
 @pytest.mark.emulated
@@ -319,7 +330,7 @@ def test_two_ranks_measure_matmuls_beside_a_collective(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path / "log.jsonl"
-    code = "import sys, test_overlap as t; sys.exit(t.of_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))"
+    code = "import sys, test_overlap as t; sys.exit(t.run_rank(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]))"
     command, folder = [sys.executable, "-c", code], Path(__file__).parent
     ranks = [subprocess.Popen([*command, str(rank), str(port), str(log)], cwd=folder) for rank in range(2)]
     assert [rank.wait(LONGEST_SECONDS) for rank in ranks] == [0, 0]

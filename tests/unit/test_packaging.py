@@ -34,12 +34,12 @@ def test_relative_links_become_absolute(text, expected, setup_file):
 
 def test_the_readme_has_no_relative_link_on_pypi(setup_file, monkeypatch):
     monkeypatch.setenv("MAMF_REPOSITORY_URL", URL)
-    described = setup_file["described"]()
-    links = re.findall(r"\]\(([^)]*)\)|^\[[^\]]+\]: *(\S+)", described["long_description"], re.M)
+    metadata = setup_file["described"]()
+    links = re.findall(r"\]\(([^)]*)\)|^\[[^\]]+\]: *(\S+)", metadata["long_description"], re.M)
     targets = [inline or defined for inline, defined in links]
     assert targets
     assert [target for target in targets if not target.startswith(("https://", "#"))] == []
-    assert described["project_urls"]["Repository"] == URL
+    assert metadata["project_urls"]["Repository"] == URL
 
 
 def test_the_citation_and_the_changelog_name_the_last_release():
@@ -50,3 +50,12 @@ def test_the_citation_and_the_changelog_name_the_last_release():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert f"\n## {last_release} ({released})\n" in changelog
     assert version == last_release or (version.endswith(".dev0") and "\n## Unreleased\n" in changelog)
+
+
+def test_the_list_of_tests_for_the_oldest_torch_names_existing_tests():
+    lines = (ROOT / ".ci" / "oldest-tests").read_text(encoding="utf-8").splitlines()
+    left_out = [line.partition("=")[2].partition("::") for line in lines if line.startswith("--")]
+    assert left_out
+    for path, _, name in left_out:
+        source = (ROOT / path).read_text(encoding="utf-8")
+        assert not name or f"def {name.partition('[')[0]}(" in source, f"{path} has no {name}"

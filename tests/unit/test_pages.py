@@ -26,7 +26,7 @@ ROOT = Path(__file__).parents[2]
 H200 = ROOT / "results" / "nvidia-h200"
 FIND = H200 / "find-bfloat16-burst-sustained-20261123-004333.jsonl"
 #: Logs of four kinds, each with a text that its page must contain.
-KINDS = {
+TEXTS_BY_LOG = {
     FIND: "cards reach",
     H200 / "attention-bfloat16-fwd-bwd-burst-20261122-165645.jsonl": "of the ceiling (MAMFU)",
     H200 / "bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl": "TB/s",
@@ -34,7 +34,7 @@ KINDS = {
 }
 
 
-class Parsed(html.parser.HTMLParser):
+class MarkupParser(html.parser.HTMLParser):
     def __init__(self, text):
         super().__init__()
         self.tags, self.attributes, self.stack, self.errors = [], [], [], []
@@ -55,51 +55,52 @@ class Parsed(html.parser.HTMLParser):
             self.errors.append(tag)
 
 
-@pytest.mark.parametrize(("times", "is_credible"), [(1.0, True), (0.2, False)])
-def test_a_share_that_no_card_can_reach_is_not_in_large_type(times, is_credible):
+@pytest.mark.parametrize(("ceiling_factor", "is_credible"), [(1.0, True), (0.2, False)])
+def test_a_share_that_no_card_can_reach_is_not_in_large_type(ceiling_factor, is_credible):
     log = read_run_log(H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl")
     log.matmul_ceilings = {
-        key: dataclasses.replace(ceiling, rate=times * ceiling.rate) for key, ceiling in log.matmul_ceilings.items()
+        key: dataclasses.replace(ceiling, rate=ceiling_factor * ceiling.rate)
+        for key, ceiling in log.matmul_ceilings.items()
     }
-    source = make_run_log_content(log)
-    answer = [text for block in source.document.blocks if isinstance(block, Answer) for text in block.texts]
-    for texts in ([note for figure in source.headline_figures for note in figure.notes], answer):
+    content = make_run_log_content(log)
+    answer_texts = [text for block in content.document.blocks if isinstance(block, Answer) for text in block.texts]
+    for texts in ([note for figure in content.headline_figures for note in figure.notes], answer_texts):
         assert any("% of the ceiling (MAMFU)" in text for text in texts) == is_credible
         assert any("so the ceiling is wrong" in text for text in texts) != is_credible
-    facts = [note for fact in source.headline_facts for note in fact.notes]
-    assert any(note == "share of 848.3 TFLOPS" for note in facts) == is_credible
+    fact_notes = [note for fact in content.headline_facts for note in fact.notes]
+    assert any(note == "share of 848.3 TFLOPS" for note in fact_notes) == is_credible
 
 
-def kind_logs():
-    yield from KINDS.items()
+def yield_logs_of_every_kind():
+    yield from TEXTS_BY_LOG.items()
     for pattern in ("model-bfloat16-burst", "matmul-explain", "collective", "grouped", "mamf-finder-v4", "batched"):
         yield next(iter(sorted(H200.glob(f"{pattern}*.jsonl")))), ""
 
 
-@pytest.mark.parametrize(("path", "text"), list(kind_logs()), ids=lambda each: getattr(each, "stem", ""))
+@pytest.mark.parametrize(("path", "text"), list(yield_logs_of_every_kind()), ids=lambda each: getattr(each, "stem", ""))
 def test_every_kind_of_log_has_a_page_of_well_formed_markup(path, text):
     page = render_page(make_report_page([path]))
     assert text in page
-    parsed = Parsed(page)
-    assert not parsed.errors
-    assert not parsed.stack
+    parser = MarkupParser(page)
+    assert not parser.errors
+    assert not parser.stack
     assert len(page) < 700_000
     assert "http://" not in page.replace("http://www.w3.org", "")
 
 
 def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     finds = sorted(H200.glob("find-int8-burst-sustained-20261123-00*.jsonl"))[:2]
-    two = make_report_page(finds)
-    assert two.verdict.startswith("2 rows: ")
-    assert [section.is_open for section in two.sections] == [True, True, False, False]
-    unlike = make_report_page([finds[0], FIND, FIND])
-    assert "the logs are from different cards" not in unlike.intro_lines
-    other_card = make_report_page([FIND, H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
-    assert "the logs are from different cards" in other_card.intro_lines
-    assert [section.heading for section in unlike.sections][:1] == ["Side by side"]
+    two_log_page = make_report_page(finds)
+    assert two_log_page.verdict.startswith("2 rows: ")
+    assert [section.is_open for section in two_log_page.sections] == [True, True, False, False]
+    three_log_page = make_report_page([finds[0], FIND, FIND])
+    assert "the logs are from different cards" not in three_log_page.intro_lines
+    other_card_page = make_report_page([FIND, H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
+    assert "the logs are from different cards" in other_card_page.intro_lines
+    assert [section.heading for section in three_log_page.sections][:1] == ["Side by side"]
     assert "cannot be compared: " in render_page(make_report_page([FIND, finds[0]]))
-    h100 = H200.parent / "nvidia-h100-80gb-hbm3" / "find-bfloat16-burst-sustained-20261121-070105.jsonl"
-    devices = [fact.label.partition(": ")[0] for fact in make_report_page([h100, FIND]).facts]
+    h100_log = H200.parent / "nvidia-h100-80gb-hbm3" / "find-bfloat16-burst-sustained-20261121-070105.jsonl"
+    devices = [fact.label.partition(": ")[0] for fact in make_report_page([h100_log, FIND]).facts]
     assert devices == ["NVIDIA H100 80GB HBM3"] * 2 + ["NVIDIA H200"] * 2
     rows = make_report_page([*finds, FIND]).sections[0].parts[0].rows
     assert len({row.name for row in rows}) == 3
@@ -131,7 +132,7 @@ def test_without_matplotlib_the_command_warns_once(run, monkeypatch):
     assert code == 0 and err.count("the page has no pictures, because drawing needs matplotlib") == 1
 
 
-def test_a_page_is_html(run):
+def test_a_page_whose_name_does_not_end_with_html_is_refused(run):
     code, out, err = run("report", str(FIND), "-o", "page.pdf")
     assert (code, out, err) == (2, "", "mamf: cannot write page.pdf: its name must end with .html or .htm\n")
     assert not (run.folder / "page.pdf").exists()
@@ -144,17 +145,19 @@ def test_a_page_of_many_logs_begins_with_the_highest_ceiling_of_each_dtype_and_r
     assert labels[:2] == ["burst ceiling, bfloat16", "sustained ceiling, bfloat16"]
     assert len(set(labels)) == len(labels) <= 6
     rates = [log.ceilings["burst"].rate for log in map(read_run_log, logs) if "burst" in log.ceilings]
-    highest = page.facts[0]
-    assert len(rates) > 1 and float(highest.value) == pytest.approx(max(rates), abs=0.1)
-    assert highest.notes[-1] in [f"NVIDIA H200, {log.name}" for log in logs]
+    first_fact = page.facts[0]
+    assert len(rates) > 1 and float(first_fact.value) == pytest.approx(max(rates), abs=0.1)
+    assert first_fact.notes[-1] in [f"NVIDIA H200, {log.name}" for log in logs]
     assert page.intro_lines[0].startswith("the highest figure of each kind")
     assert not any(section.is_open for section in page.sections if section.parts)
 
 
 def test_a_list_of_closed_sections_needs_no_contents():
-    closed = [Section(f"log {number}", [Answer(["x"])], is_open=False) for number in range(20)]
-    assert 'aria-label="Contents"' not in render_page(Page("t", sections=closed))
-    assert 'aria-label="Contents"' in render_page(Page("t", sections=[Section("open", [Answer(["x"])]), *closed]))
+    closed_sections = [Section(f"log {number}", [Answer(["x"])], is_open=False) for number in range(20)]
+    assert 'aria-label="Contents"' not in render_page(Page("t", sections=closed_sections))
+    assert 'aria-label="Contents"' in render_page(
+        Page("t", sections=[Section("open", [Answer(["x"])]), *closed_sections])
+    )
 
 
 def test_decode_begins_with_the_share_of_the_bandwidth_that_limits_it():
@@ -163,29 +166,29 @@ def test_decode_begins_with_the_share_of_the_bandwidth_that_limits_it():
     assert (fact.label, fact.unit) == ("MBU of the best decode, burst, bfloat16", "%")
 
 
-def test_a_log_of_mamf_finder_stands_beside_a_new_one():
-    old, new = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl", FIND
-    page = render_page(make_report_page([old, new, old]))
+def test_a_log_of_mamf_finder_is_shown_next_to_a_new_one():
+    old_log, new_log = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl", FIND
+    page = render_page(make_report_page([old_log, new_log, old_log]))
     assert "mamf-finder, best mean" in page
     assert "with their 95 % repeat intervals" not in page
     assert "burst ceiling, bfloat16" in page
-    alone = render_page(make_report_page([old]))
-    assert "as printed by mamf-finder, without samples or checks" in alone
-    assert "mamf-finder.py" in alone
+    old_log_page = render_page(make_report_page([old_log]))
+    assert "as printed by mamf-finder, without samples or checks" in old_log_page
+    assert "mamf-finder.py" in old_log_page
 
 
 def test_a_log_is_parsed_few_times_however_many_rows_it_has(monkeypatch):
-    parsed = []
-    monkeypatch.setattr(run_log, "read_plan_record", lambda plan: parsed.append(plan) or read_plan_record(plan))
+    parsed_plans = []
+    monkeypatch.setattr(run_log, "read_plan_record", lambda plan: parsed_plans.append(plan) or read_plan_record(plan))
     make_report_page([H200 / "sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl"])
-    assert 0 < len(parsed) < 40
+    assert 0 < len(parsed_plans) < 40
 
 
 @pytest.mark.parametrize(
     ("path", "reason"),
     [("notes.md", "notes.md, line 1: the line is not a JSON object"), ("empty", "empty has no logs")],
 )
-def test_inputs_are_checked_before_the_page_that_exists(run, path, reason):
+def test_inputs_are_checked_before_an_existing_page(run, path, reason):
     Path("notes.md").write_text("# notes\n")
     Path("empty").mkdir()
     Path("report.html").touch()
@@ -205,13 +208,13 @@ def test_a_folder_with_an_unreadable_log_has_a_page_of_the_other_logs(tmp_path):
     with pytest.raises(RunLogError, match=r"killed\.jsonl has no complete line"):
         make_report_page([tmp_path])
     (tmp_path / FIND.name).write_bytes(FIND.read_bytes())
-    with pytest.warns(MamfWarning, match=r"leaves out a log: .*killed\.jsonl") as warned:
+    with pytest.warns(MamfWarning, match=r"leaves out a log: .*killed\.jsonl") as recorded_warnings:
         assert make_report_page([tmp_path]).title == make_report_page([FIND]).title
-    assert len(warned) == 1
+    assert len(recorded_warnings) == 1
 
 
 @pytest.mark.parametrize(("name", "has_command"), [("float32-burst-20261122-000620", False), ("", True)])
-def test_a_page_shows_only_a_command_that_a_shell_runs(name, has_command):
+def test_a_page_shows_a_command_only_if_a_shell_can_run_it(name, has_command):
     page = make_report_page([H200 / f"bandwidth-{name}.jsonl" if name else FIND])
     assert any(section.heading == "Reproduce it" and section.parts for section in page.sections) == has_command
 
@@ -219,7 +222,7 @@ def test_a_page_shows_only_a_command_that_a_shell_runs(name, has_command):
 HOSTILE = "</style></script><script>window.pwned=1</script><img src=x onerror=pwned()>\"'\x1b[31m\u202e{{7*7}}"
 
 
-def hostile_log(folder):
+def write_hostile_log(folder):
     lines = FIND.read_text().splitlines()
     header = json.loads(lines[0])
     header["device"]["name"] = HOSTILE
@@ -236,18 +239,18 @@ def hostile_log(folder):
 
 
 def test_a_hostile_log_stays_text(tmp_path):
-    page = render_page(make_report_page([hostile_log(tmp_path)]))
-    parsed = Parsed(page)
-    assert not parsed.errors
-    assert parsed.tags.count("script") == 1
-    assert "img" not in parsed.tags
-    assert not [name for name, _ in parsed.attributes if name.startswith("on") or name == "style"]
+    page = render_page(make_report_page([write_hostile_log(tmp_path)]))
+    parser = MarkupParser(page)
+    assert not parser.errors
+    assert parser.tags.count("script") == 1
+    assert "img" not in parser.tags
+    assert not [name for name, _ in parser.attributes if name.startswith("on") or name == "style"]
     assert "\x1b" not in page
     assert "\u202e" not in page
     assert "{{7*7}}" in page
 
 
-def test_the_policy_allows_its_own_script_and_style_alone():
+def test_the_policy_of_a_page_allows_only_its_script_and_style():
     page = render_page(Page("t", sections=[Section("h", [])]))
     policy = html.unescape(re.search('Content-Security-Policy" content="([^"]*)"', page)[1])
     assert "default-src 'none'" in policy
@@ -259,7 +262,7 @@ def test_the_policy_allows_its_own_script_and_style_alone():
 
 
 @pytest.mark.parametrize(
-    ("address", "safe"),
+    ("address", "is_safe"),
     [
         ("https://example.org/a?b=c:d", True),
         ("devices/nvidia-h200.html", True),
@@ -269,8 +272,8 @@ def test_the_policy_allows_its_own_script_and_style_alone():
         ("data:text/html,x", False),
     ],
 )
-def test_addresses_that_run_nothing(address, safe):
-    assert sanitize_address(address) == (address if safe else "")
+def test_only_addresses_that_run_nothing_are_kept(address, is_safe):
+    assert sanitize_address(address) == (address if is_safe else "")
 
 
 def test_the_command_writes_one_file_and_replaces_none(tmp_path, monkeypatch, capsys):
@@ -295,31 +298,31 @@ def test_a_terminal_shows_how_many_sections_are_drawn(tmp_path, monkeypatch):
 
 
 def test_old_and_new_are_compared_without_a_verdict(capsys):
-    old = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
-    new = H200 / "sweep-torch-mm-bfloat16-classic-20261122-181549.jsonl"
-    assert main(["compare", str(old), str(new), "--format", "json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["rows"]
-    assert len(shown) == 79
-    first = shown[0]
-    assert first["ratio"] == pytest.approx(first["b_tflops"] / first["a_tflops"])
-    assert main(["compare", str(old), str(new)]) == 0
+    old_log = H200 / "mamf-finder-v2g-bfloat16-20261122-022832.jsonl"
+    new_log = H200 / "sweep-torch-mm-bfloat16-classic-20261122-181549.jsonl"
+    assert main(["compare", str(old_log), str(new_log), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert len(rows) == 79
+    first_row = rows[0]
+    assert first_row["ratio"] == pytest.approx(first_row["b_tflops"] / first_row["a_tflops"])
+    assert main(["compare", str(old_log), str(new_log)]) == 0
     assert "no verdict" in capsys.readouterr().out
-    assert main(["compare", str(old), str(new), "--top", "3"]) == 0
+    assert main(["compare", str(old_log), str(new_log), "--top", "3"]) == 0
     assert "76 more rows (--top all shows all)" in capsys.readouterr().out
-    attention = next(iter(sorted(H200.glob("attention-*.jsonl"))))
-    assert main(["compare", str(old), str(attention)]) == 2
+    attention_log = next(iter(sorted(H200.glob("attention-*.jsonl"))))
+    assert main(["compare", str(old_log), str(attention_log)]) == 2
     assert "has no matmuls" in capsys.readouterr().err
-    assert main(["compare", str(old), str(old), "--against", str(new), str(new)]) == 2
+    assert main(["compare", str(old_log), str(old_log), "--against", str(new_log), str(new_log)]) == 2
     assert "one other log" in capsys.readouterr().err
 
 
 def test_headlines_of_old_and_new_are_compared_with_each_other(capsys):
-    old = H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"
-    assert main(["compare", str(old), str(FIND), "--format", "json"]) == 0
-    shown = json.loads(capsys.readouterr().out)["rows"]
+    old_log = H200 / "mamf-finder-v4-bfloat16-20261121-003514.jsonl"
+    assert main(["compare", str(old_log), str(FIND), "--format", "json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
     ceilings = read_run_log(FIND).ceilings
-    assert [(row["figure"], row["a_tflops"]) for row in shown] == [("MAMF", 802.3), ("MSMF", 697.7)]
-    assert [row["b_tflops"] for row in shown] == [ceilings["burst"].rate, ceilings["sustained"].rate]
+    assert [(row["figure"], row["a_tflops"]) for row in rows] == [("MAMF", 802.3), ("MSMF", 697.7)]
+    assert [row["b_tflops"] for row in rows] == [ceilings["burst"].rate, ceilings["sustained"].rate]
 
 
 def test_without_jinja2_one_line_says_what_to_install(monkeypatch, capsys, tmp_path):

@@ -28,11 +28,11 @@ def test_a_field_declares_its_option_and_default():
     assert "sum" not in PARAMETERS
     assert (PARAMETERS["rows"].option_name, PARAMETERS["is_tied"].option_name) == ("--row-counts", "--is-tied")
     assert [PARAMETERS[name].default for name in ("rows", "style", "is_tied", "window")] == ["", "plain", "yes", ""]
-    assert [name for name, each in PARAMETERS.items() if not each.accepts_text] == ["extra"]
+    assert [name for name, parameter in PARAMETERS.items() if not parameter.accepts_text] == ["extra"]
 
 
 @pytest.mark.parametrize(
-    ("name", "given", "values"),
+    ("name", "value", "values"),
     [
         ("rows", "12", (12,)),
         ("rows", [1, "2"], (1, 2)),
@@ -41,8 +41,8 @@ def test_a_field_declares_its_option_and_default():
         ("window", ["none", "3", None], (None, 3, None)),
     ],
 )
-def test_a_keyword_names_one_value_or_several(name, given, values):
-    assert PARAMETERS[name].parse_values(given) == values
+def test_a_parameter_takes_one_value_or_several(name, value, values):
+    assert PARAMETERS[name].parse_values(value) == values
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_a_keyword_names_one_value_or_several(name, given, values):
         ("extra", "{}", "takes no text: set it in Python"),
     ],
 )
-def test_text_that_is_no_value_is_refused(name, text, message):
+def test_text_that_is_not_a_value_is_refused(name, text, message):
     with pytest.raises(UsageError, match=message):
         PARAMETERS[name].parse(text)
 
@@ -69,12 +69,12 @@ def test_text_that_is_no_value_is_refused(name, text, message):
         ({"rows": 1, "dtype": "bf17"}, "unknown dtype 'bf17'"),
     ],
 )
-def test_a_problem_has_allowed_values(fields, message):
+def test_values_that_are_not_allowed_are_refused(fields, message):
     with pytest.raises(UsageError, match=message):
         Problem(**fields)
 
 
-def test_values_are_combined_but_not_without_bound():
+def test_values_are_combined_up_to_a_maximum_number():
     assert list(yield_combinations({"a": [1, 2], "b": "xy"})) == [{"a": a, "b": b} for a in (1, 2) for b in "xy"]
     assert list(yield_combinations({})) == [{}]
     with pytest.raises(UsageError, match="rows, but at most"):

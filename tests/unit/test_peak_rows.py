@@ -32,26 +32,26 @@ BY_UNITS = {
 }
 
 
-def devices():
+def yield_devices():
     """Yield each device in peaks.csv with the name that its driver reports and its number of compute units.
 
     The first name in the list of a device is the one that its driver reports.
     """
-    for each in read_device_models():
-        own = [known for start, known in BY_UNITS.items() if each.listed_name.startswith(start)]
-        yield each.listed_name, *(own[0] if own else (each.names[0], None))
+    for device in read_device_models():
+        names_and_units = [identity for start, identity in BY_UNITS.items() if device.listed_name.startswith(start)]
+        yield device.listed_name, *(names_and_units[0] if names_and_units else (device.names[0], None))
 
 
-DEVICES = list(devices())
+DEVICES = list(yield_devices())
 
 
-def rows_found(name, units=None):
+def find_rows(name, units=None):
     return peaks._find_device_rows(name, units)
 
 
 @pytest.mark.parametrize(("device", "name", "units"), DEVICES)
 def test_a_device_finds_its_own_rows(device, name, units):
-    assert {row.device for row in rows_found(name, units)} == {device}
+    assert {row.device for row in find_rows(name, units)} == {device}
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_a_device_finds_its_own_rows(device, name, units):
         ("AMD EPYC 9965 192-Core Processor", 2),  # a virtual machine
     ],
 )
-def test_names_that_cannot_be_told_apart_match_nothing(name, units):
-    assert rows_found(name, units) == ()
+def test_an_ambiguous_name_matches_nothing(name, units):
+    assert find_rows(name, units) == ()
     assert find_datasheet_bandwidth(name, units) is None
 
 
@@ -87,12 +87,12 @@ def test_unverified_figures_are_marked_and_none_is_from_memory():
 @pytest.mark.parametrize(("device", "name", "units"), DEVICES)
 def test_an_unverified_figure_is_shown_as_such_and_bounds_nothing(device, name, units):
     info = DeviceInfo("x", 0, name, "x", compute_units=units)
-    unverified = {row.dtype for row in rows_found(name, units) if row.verified_figures == "no"}
-    for dtype, known in DTYPES.items():
+    unverified = {row.dtype for row in find_rows(name, units) if row.verified_figures == "no"}
+    for dtype, properties in DTYPES.items():
         peak = find_datasheet_rate(name, dtype, units)
         if peak is None:
             continue
-        assert peak.is_verified is (known.datasheet_dtype not in unverified)
+        assert peak.is_verified is (properties.datasheet_dtype not in unverified)
         assert peak.is_verified is ("unverified" not in peak.device_label) is ("unverified" not in peak.tier)
         bound = compute_max_flops(info, dtype)
         assert (bound is not None) is (peak.is_verified or (dtype == "float64" and "fp32" not in unverified))
@@ -113,18 +113,18 @@ def test_an_unverified_bandwidth_bounds_nothing():
 # -- upper bounds of rates ---------------------------------------------------------------------------------------------
 
 
-def test_physics_allow_what_boards_were_seen_to_do_above_their_datasheet():
+def test_the_upper_bound_allows_rates_above_the_datasheet_that_boards_reached():
     limit = compute_max_flops(DeviceInfo("cuda", 0, "NVIDIA GeForce RTX 4090", "NVIDIA"), "bfloat16")
     assert limit is not None
     assert limit > 178.8e12
 
 
 #: Matches a web address with a common top-level domain, or a repository as OWNER/NAME.
-PUBLIC = re.compile(
+PUBLIC_SOURCE = re.compile(
     r"\b[\w-]+(\.[\w-]+)*\.(ai|be|cn|com|cz|dev|info|io|net|org|pl|ru|uk)\b|\b[\w-]+/[\w.-]+(@[0-9a-f]{7}| )"
 )
 
 
 def test_every_figure_names_a_public_source():
     rows = [row for row in ROWS if row["dense_tflops"] or row["bandwidth_tb_s"]]
-    assert not [(row["name"], row["dtype"]) for row in rows if not PUBLIC.search(row["source"])]
+    assert not [(row["name"], row["dtype"]) for row in rows if not PUBLIC_SOURCE.search(row["source"])]

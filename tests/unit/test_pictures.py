@@ -15,7 +15,7 @@ from mamf.report.page import make_picture_template_values
 CHART = Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", (Point(1, 2.0, 2.0, 2.0),)),)),),))
 
 
-def png(*chunks):
+def make_png(*chunks):
     """Return the bytes of a PNG file that contains these chunks. A chunk is its type and its data."""
     content = b"\x89PNG\r\n\x1a\n"
     for kind, text in (("IHDR", b""), *chunks, ("IEND", b"")):
@@ -29,7 +29,9 @@ def root(tmp_path):
     """Return the path of a repository whose README.md shows a picture of ``CHART``."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "README.md").write_text("![shown](docs/a.png) and [linked](https://elsewhere/b.png)")
-    (tmp_path / "docs" / "a.png").write_bytes(png(("tEXt", b"mamf data\0" + pictures.digest(CHART).encode())))
+    (tmp_path / "docs" / "a.png").write_bytes(
+        make_png(("tEXt", b"mamf data\0" + pictures.compute_digest(CHART).encode()))
+    )
     return tmp_path
 
 
@@ -40,24 +42,26 @@ def test_no_picture_of_a_page_is_stale_and_each_is_drawn_by_the_tool(capsys):
 
 def test_every_picture_is_shown_on_a_page():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
-    shown = "".join(page.read_text() for page in pages)
-    assert [name for name in pictures.PICTURES if name.rpartition("/")[2] not in shown] == []
+    page_text = "".join(page.read_text() for page in pages)
+    assert [name for name in pictures.PICTURES if name.rpartition("/")[2] not in page_text] == []
 
 
 def test_a_picture_of_other_data_is_stale(root):
-    assert list(pictures.stale({"docs/a.png": lambda: CHART}, root)) == []
-    other = Chart("t", "s", Axis("y"), CHART.grid)
-    assert list(pictures.stale({"docs/a.png": lambda: other}, root)) == ["docs/a.png: stale"]
+    assert list(pictures.find_stale_pictures({"docs/a.png": lambda: CHART}, root)) == []
+    chart_with_other_axis = Chart("t", "s", Axis("y"), CHART.grid)
+    assert list(pictures.find_stale_pictures({"docs/a.png": lambda: chart_with_other_axis}, root)) == [
+        "docs/a.png: stale"
+    ]
 
 
-def test_a_field_that_is_not_used_and_the_seventh_digit_change_no_digest():
-    def chart(**fields):
+def test_unused_fields_and_the_seventh_digit_do_not_change_the_digest():
+    def make_chart(**fields):
         point = Point(1, fields.pop("y", 2.0), 2.0, 2.0)
         return Chart("t", "s", Axis("x"), ((Panel("p", (Line("a", (point,)),)),),), **fields)
 
-    assert pictures.digest(chart(has_own_scales=False, y=2.0000001)) == pictures.digest(CHART)
-    assert pictures.digest(chart(has_own_scales=True)) != pictures.digest(CHART)
-    assert pictures.digest(chart(y=2.0001)) != pictures.digest(CHART)
+    assert pictures.compute_digest(make_chart(has_own_scales=False, y=2.0000001)) == pictures.compute_digest(CHART)
+    assert pictures.compute_digest(make_chart(has_own_scales=True)) != pictures.compute_digest(CHART)
+    assert pictures.compute_digest(make_chart(y=2.0001)) != pictures.compute_digest(CHART)
 
 
 @pytest.mark.parametrize("has_hollow_markers", [True, False])

@@ -30,30 +30,33 @@ from mamf.plans import (
 from mamf.statistics import FigureUncertainty, Interval
 
 SHAPE, PROBLEM = MatmulShape(64, 64, 64), MatmulProblem(seed=7)
-ATTENTION, HEADS = AttentionProblem(direction="bwd"), AttentionShape(1, 16, 2, 512, 512, 192, 128, True, 100)
-PRODUCT = ((PROBLEM,), ("torch.mm",), (SHAPE,))
-SEARCH = search_plan(PROBLEM, ("torch.mm",), MatmulGrid((64,), (64, 128), (64,)), priors=(SHAPE,), is_quick=True)
-STEP = RowKey("burst", ATTENTION, HEADS, "sdpa")
+ATTENTION_PROBLEM = AttentionProblem(direction="bwd")
+ATTENTION_SHAPE = AttentionShape(1, 16, 2, 512, 512, 192, 128, True, 100)
+MATMUL_WORK = ((PROBLEM,), ("torch.mm",), (SHAPE,))
+SEARCH_PLAN = search_plan(PROBLEM, ("torch.mm",), MatmulGrid((64,), (64, 128), (64,)), priors=(SHAPE,), is_quick=True)
+ROW_KEY = RowKey("burst", ATTENTION_PROBLEM, ATTENTION_SHAPE, "sdpa")
 CLAIMS = (
-    Claim(STEP, 600.0, Interval(590.0, 610.0, 1.0)),
-    Claim(STEP, 700.0, Interval(690.0, 710.0, 0.95), FigureUncertainty(0.001, 0.002, 9), 1.7e9),
+    Claim(ROW_KEY, 600.0, Interval(590.0, 610.0, 1.0)),
+    Claim(ROW_KEY, 700.0, Interval(690.0, 710.0, 0.95), FigureUncertainty(0.001, 0.002, 9), 1.7e9),
 )
 PLANS = {
     "sweep": sweep_plan((SHAPE,), PROBLEM, ("burst", "classic"), reference=SHAPE, budget_seconds=60.0, layers=("up",)),
-    "search": SEARCH,
+    "search": SEARCH_PLAN,
     "bounded search": search_plan(PROBLEM, ("torch.mm",), MatmulGrid((64,), (64,), (64,), 1e9)),
-    "shares": kernels_plan("attention", (HEADS,), (ATTENTION,), ("sdpa", "my.module:Mine"), searches=(SEARCH,)),
-    "explain": Plan(EXPLAIN, MATMUL, *PRODUCT),
-    "guard": Plan(GUARD, MATMUL, *PRODUCT, options=GuardOptions(5)),
+    "shares": kernels_plan(
+        "attention", (ATTENTION_SHAPE,), (ATTENTION_PROBLEM,), ("sdpa", "my.module:Mine"), searches=(SEARCH_PLAN,)
+    ),
+    "explain": Plan(EXPLAIN, MATMUL, *MATMUL_WORK),
+    "guard": Plan(GUARD, MATMUL, *MATMUL_WORK, options=GuardOptions(5)),
     "reproduce": Plan(
         REPRODUCE,
         "attention",
-        (ATTENTION,),
+        (ATTENTION_PROBLEM,),
         ("sdpa",),
-        (HEADS,),
+        (ATTENTION_SHAPE,),
         options=ReproduceOptions(CLAIMS, "a.jsonl", (("torch", "2.9"),), 3),
     ),
-    "verify": Plan(VERIFY, MATMUL, *PRODUCT, options=VerifyOptions(17, ("attention", "matmul"))),
+    "verify": Plan(VERIFY, MATMUL, *MATMUL_WORK, options=VerifyOptions(17, ("attention", "matmul"))),
 }
 
 
@@ -73,13 +76,13 @@ def test_fields_with_a_default_may_be_missing_from_a_log_and_no_others():
         msgspec.convert(record, PlanRecord)
 
 
-def test_a_plan_of_what_is_not_installed_is_read():
+def test_a_plan_of_an_operation_that_is_not_installed_is_read():
     record = make_plan_record(PLANS["guard"])
-    found = read_plan_record(record | {"command": "soak", "operation": "fft", "options": {"hours": 3}})
-    assert (found.kind, found.operation, found.shapes, found.options) == ("soak", "fft", ("64x64x64",), {"hours": 3})
+    plan = read_plan_record(record | {"command": "soak", "operation": "fft", "options": {"hours": 3}})
+    assert (plan.kind, plan.operation, plan.shapes, plan.options) == ("soak", "fft", ("64x64x64",), {"hours": 3})
 
 
-def test_the_form_of_an_earlier_version_is_refused_in_a_line(sweep_records, tmp_path):
+def test_a_plan_in_the_form_of_an_earlier_version_is_refused(sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
     del records[0]["plan"]["options"]
     with pytest.raises(
@@ -88,10 +91,12 @@ def test_the_form_of_an_earlier_version_is_refused_in_a_line(sweep_records, tmp_
         read_run_log(write(tmp_path / "run.jsonl", records))
 
 
-def test_unknown_fields_of_a_plan_are_found(sweep_records, tmp_path):
+def test_unknown_fields_of_a_plan_are_reported(sweep_records, tmp_path):
     records = copy.deepcopy(sweep_records)
     records[0]["plan"] |= {"wishes": 1}
     records[0]["plan"]["options"] |= {"hopes": 2}
     findings = review_log(write(tmp_path / "run.jsonl", records)).findings
-    named = {text for each in findings if each.rule == "unknown-field" for text in each.message.split("'")[1::2]}
-    assert named == {"plan.wishes", "plan.options.hopes"}
+    unknown_fields = {
+        text for each in findings if each.rule == "unknown-field" for text in each.message.split("'")[1::2]
+    }
+    assert unknown_fields == {"plan.wishes", "plan.options.hopes"}

@@ -33,21 +33,25 @@ CEILINGS = {("bfloat16", "burst"): CEILING}
 PLAN = kernels_plan("attention", (AttentionShape(1, 1, 1, 1, 1, 1, 1),), (AttentionProblem(),), ("eager",))
 
 
-def shape(length=1024, dim=128, causal=False, **sizes):
-    known = {"batch": max(1, 16384 // length), "heads": 2048 // dim, "queries": length, "window": None} | sizes
-    heads = known["heads"]
-    return AttentionShape(known["batch"], heads, heads, known["queries"], length, dim, dim, causal, known["window"])
+def make_shape(length=1024, dim=128, causal=False, **sizes):
+    all_sizes = {"batch": max(1, 16384 // length), "heads": 2048 // dim, "queries": length, "window": None} | sizes
+    heads = all_sizes["heads"]
+    return AttentionShape(
+        all_sizes["batch"], heads, heads, all_sizes["queries"], length, dim, dim, causal, all_sizes["window"]
+    )
 
 
-def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, ranking_statistic="median", **problem):
+def make_row(
+    shape, tflops=400.0, kernel="eager", regime="burst", details=None, ranking_statistic="median", **problem_fields
+):
     """Return a row with a median rate of ``tflops``, and with samples up to 1 % shorter and longer than the median."""
-    made = MatmulProblem(**problem) if isinstance(of, MatmulShape) else AttentionProblem(**problem)
-    median = made.compute_work(of).flop / tflops / 1e12
+    problem = MatmulProblem(**problem_fields) if isinstance(shape, MatmulShape) else AttentionProblem(**problem_fields)
+    median = problem.compute_work(shape).flop / tflops / 1e12
     samples = tuple(median * (1 + share) for share in (-0.01, -0.005, -0.001, 0, 0.001, 0.005, 0.01))
     return Measurement(
-        of,
+        shape,
         kernel,
-        made,
+        problem,
         regime,
         ranking_statistic,
         "ok",
@@ -57,14 +61,14 @@ def row(of, tflops=400.0, kernel="eager", regime="burst", details=None, ranking_
     )
 
 
-def failed(of, kernel="eager", status="out_of_memory"):
-    return Measurement(of, kernel, AttentionProblem(), "burst", "median", status, "because")
+def make_failed_row(shape, kernel="eager", status="out_of_memory"):
+    return Measurement(shape, kernel, AttentionProblem(), "burst", "median", status, "because")
 
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 KERNELS = ("eager", "flex", "sdpa-flash")
 PRESET = [
-    row(shape(length, dim, causal), 100 + dim + length / 100 + 50 * number, kernel, direction=direction)
+    make_row(make_shape(length, dim, causal), 100 + dim + length / 100 + 50 * number, kernel, direction=direction)
     for length, dim, causal, direction in itertools.product(LENGTHS, (64, 128, 256), (False, True), ("fwd", "bwd"))
     for number, kernel in enumerate(KERNELS)
 ]
@@ -73,15 +77,23 @@ PRESET = [
 # -- data of attention charts ------------------------------------------------------------------------------------------
 
 
-def test_sizes_that_would_lie_on_one_another_part_panels():
-    rows = [row(shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
+def test_sizes_that_would_overlap_get_separate_panels():
+    rows = [make_row(make_shape(length, batch=batch)) for length in LENGTHS for batch in (1, 64)]
     chart = make_attention_chart(rows, {}, HEADER)
     assert [panel.title for panel in chart.panels] == ["batch 1", "batch 64"]
 
 
-def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
-    rows = [row(shape(512)), row(shape(512), 90.0, regime="sustained"), failed(shape(1024))]
-    rows += [row(MatmulShape(8, 8, 8), 800.0), failed(shape(512), "sage-1", "unsupported"), row(shape(2048))]
+def test_references_and_other_regimes_are_left_out_and_gaps_are_noted():
+    rows = [
+        make_row(make_shape(512)),
+        make_row(make_shape(512), 90.0, regime="sustained"),
+        make_failed_row(make_shape(1024)),
+    ]
+    rows += [
+        make_row(MatmulShape(8, 8, 8), 800.0),
+        make_failed_row(make_shape(512), "sage-1", "unsupported"),
+        make_row(make_shape(2048)),
+    ]
     rows[3] = Measurement(**{**vars(rows[3]), "is_reference": True})
     chart = make_attention_chart(rows, CEILINGS, HEADER)
     assert [len(line.points) for panel in chart.panels for line in panel.lines] == [2]
@@ -91,7 +103,11 @@ def test_references_and_other_regimes_are_left_out_and_gaps_are_told():
 
 
 def test_one_length_is_drawn_as_bars_the_fastest_first():
-    rows = [row(shape(512), 100.0), row(shape(512), 400.0, "sdpa"), row(shape(512, causal=True), 90.0)]
+    rows = [
+        make_row(make_shape(512), 100.0),
+        make_row(make_shape(512), 400.0, "sdpa"),
+        make_row(make_shape(512, causal=True), 90.0),
+    ]
     full, causal = make_attention_chart(rows, CEILINGS, HEADER).panels
     assert [bar.label for bar in full.bars] == ["sdpa (50.0 % MAMFU)", "eager (12.5 % MAMFU)"]
     assert [bar.height for bar in causal.bars] == pytest.approx([90.0])
@@ -101,17 +117,17 @@ def test_one_length_is_drawn_as_bars_the_fastest_first():
     ("arguments", "complaint"),
     [(("classic",), "only in burst"), (("burst", ["bwd"]), "no rate in burst for bwd to draw, only for fwd")],
 )
-def test_what_the_log_does_not_hold_is_said(arguments, complaint):
+def test_rows_that_the_log_does_not_have_are_refused(arguments, complaint):
     with pytest.raises(UsageError, match=complaint):
-        make_attention_chart([row(shape())], {}, HEADER, *arguments)
+        make_attention_chart([make_row(make_shape())], {}, HEADER, *arguments)
 
 
 # -- data of matmul charts ---------------------------------------------------------------------------------------------
 
 
-def test_a_sweep_is_against_what_varies():
-    rows = [row(MatmulShape(m, 4096, 4096), 100.0 + m, "torch.mm") for m in (768, 256, 512)]
-    rows += [row(MatmulShape(256, 4096, 4096), 90.0, "torch.mm", regime="sustained")]
+def test_a_sweep_is_drawn_against_the_size_that_varies():
+    rows = [make_row(MatmulShape(m, 4096, 4096), 100.0 + m, "torch.mm") for m in (768, 256, 512)]
+    rows += [make_row(MatmulShape(256, 4096, 4096), 90.0, "torch.mm", regime="sustained")]
     chart = make_sweep_chart(rows, HEADER)
     assert chart.axis.label == "M" and not chart.axis.is_logarithmic
     assert chart.title == "matmul Mx4096x4096 by torch.mm, bfloat16"
@@ -127,17 +143,17 @@ def test_a_sweep_is_against_what_varies():
     assert len(make_sweep_chart(rows, HEADER, "burst").panels[0].lines) == 1
 
 
-def test_a_sweep_of_several_dimensions_is_by_rank():
+def test_a_sweep_of_several_dimensions_is_drawn_by_rank():
     shapes = [MatmulShape(512, 512, 1024), MatmulShape(1024, 512, 512), MatmulShape(256, 1024, 512)]
-    chart = make_sweep_chart([row(each, 100.0 + each.m, "torch.mm") for each in shapes], HEADER)
+    chart = make_sweep_chart([make_row(each, 100.0 + each.m, "torch.mm") for each in shapes], HEADER)
     assert chart.axis.label == "rank, best first"
     assert [round(point.y) for point in chart.panels[0].lines[0].points] == [1124, 612, 356]
 
 
-def test_a_find_is_in_the_order_it_measured():
+def test_a_find_is_drawn_in_the_order_of_its_measurements():
     shapes = [MatmulShape(512 * n, 512, 512) for n in (1, 2, 3)]
     rows = [
-        Measurement(**{**vars(row(each, 700.0 + each.m / 100, "torch.mm")), "phase": phase})
+        Measurement(**{**vars(make_row(each, 700.0 + each.m / 100, "torch.mm")), "phase": phase})
         for each, phase in zip(shapes, ("scout", "refine", "scout"), strict=True)
     ]
     chart = make_find_chart(rows, {"burst": CEILING}, HEADER)
@@ -152,7 +168,7 @@ def test_a_find_is_in_the_order_it_measured():
 
 
 def test_another_statistic_has_no_interval_of_the_median():
-    chart = make_sweep_chart([row(MatmulShape(8, 8, 8), regime="classic", ranking_statistic="fastest")], HEADER)
+    chart = make_sweep_chart([make_row(MatmulShape(8, 8, 8), regime="classic", ranking_statistic="fastest")], HEADER)
     (point,) = chart.panels[0].lines[0].points
     assert point.low == point.y == point.high
 
@@ -161,49 +177,54 @@ def test_another_statistic_has_no_interval_of_the_median():
 
 
 @pytest.fixture
-def texts(monkeypatch):
+def draw_texts(monkeypatch):
     """Return a function that draws a figure and returns each text in it with its bounding box."""
 
-    def drawn(figure):
+    def draw(figure):
         from matplotlib.text import Text
 
-        seen, draw_text = [], Text.draw
+        texts, draw_text = [], Text.draw
 
-        def noted(text, renderer):
+        def record_and_draw_text(text, renderer):
             if text.get_visible() and text.get_text().strip():
-                seen.append(text)
+                texts.append(text)
             return draw_text(text, renderer)
 
-        monkeypatch.setattr(Text, "draw", noted)
+        monkeypatch.setattr(Text, "draw", record_and_draw_text)
         figure.draw_without_rendering()
-        return [(each.get_text(), each.get_window_extent()) for each in seen]
+        return [(text.get_text(), text.get_window_extent()) for text in texts]
 
-    return drawn
+    return draw
 
 
-MANY = [f"kernel-number-{number}" for number in range(21)]
+KERNEL_NAMES = [f"kernel-number-{number}" for number in range(21)]
 CHARTS = {
     "preset": make_attention_chart(PRESET, CEILINGS, HEADER, directions=["bwd"]),
-    "one panel": make_attention_chart([row(shape())], CEILINGS, HEADER),
-    "slower than its ceiling never": make_attention_chart(
-        [row(shape(length), 900.0) for length in LENGTHS], CEILINGS, HEADER
+    "one panel": make_attention_chart([make_row(make_shape())], CEILINGS, HEADER),
+    "faster than its ceiling": make_attention_chart(
+        [make_row(make_shape(length), 900.0) for length in LENGTHS], CEILINGS, HEADER
     ),
     "many kernels": make_attention_chart(
-        [row(shape(2**n, d), 30.0 * k + n, MANY[k]) for n in range(7, 18) for d in (64, 128) for k in range(21)],
+        [
+            make_row(make_shape(2**n, d), 30.0 * k + n, KERNEL_NAMES[k])
+            for n in range(7, 18)
+            for d in (64, 128)
+            for k in range(21)
+        ],
         CEILINGS,
         HEADER,
     ),
     "windows": make_attention_chart(
         [
-            row(shape(length, dim, causal, window=window), direction="fwd+bwd")
+            make_row(make_shape(length, dim, causal, window=window), direction="fwd+bwd")
             for length, dim, causal, window in itertools.product(LENGTHS, (64,), (False, True), (None, 1024))
         ]
-        + [row(shape())],
+        + [make_row(make_shape())],
         CEILINGS,
         HEADER,
     ),
     "sweep": make_sweep_chart(
-        [row(MatmulShape(m, 4096, 4096), 300.0 + m / 99) for m in range(256, 20480, 256)], HEADER
+        [make_row(MatmulShape(m, 4096, 4096), 300.0 + m / 99) for m in range(256, 20480, 256)], HEADER
     ),
     "kernels that nearly coincide": ClockChart(
         "Cycles used and clock",
@@ -220,10 +241,10 @@ CHARTS = {
 
 
 @pytest.mark.parametrize("chart", CHARTS.values(), ids=list(CHARTS))
-def test_figures_are_as_wide_as_a_readme_and_no_texts_overlap(texts, chart):
+def test_figures_are_as_wide_as_a_readme_and_no_texts_overlap(draw_texts, chart):
     pytest.importorskip("matplotlib")
     figure = draw_figure(chart)
-    boxes = texts(figure)
+    boxes = draw_texts(figure)
     width, height = figure.bbox.width, figure.bbox.height
     assert width == 1600
     assert len(boxes) > sum(map(len, chart.make_panel_rows()))
@@ -235,7 +256,7 @@ def test_figures_are_as_wide_as_a_readme_and_no_texts_overlap(texts, chart):
 def test_a_find_draws_ceiling_and_datasheet_on_one_scale():
     pytest.importorskip("matplotlib")
     rows = [
-        Measurement(**{**vars(row(MatmulShape(512 * n, 512, 512), rate + n, regime=regime)), "phase": "scout"})
+        Measurement(**{**vars(make_row(MatmulShape(512 * n, 512, 512), rate + n, regime=regime)), "phase": "scout"})
         for n in range(1, 9)
         for regime, rate in (("burst", 780.0), ("sustained", 700.0))
     ]
@@ -252,7 +273,7 @@ def test_a_find_draws_ceiling_and_datasheet_on_one_scale():
 def test_a_datasheet_far_above_the_figures_does_not_flatten_them():
     pytest.importorskip("matplotlib")
     (axes,) = draw_figure(
-        make_sweep_chart([row(MatmulShape(m, 64, 64), 100.0 + m / 64) for m in range(64, 640, 64)], H200)
+        make_sweep_chart([make_row(MatmulShape(m, 64, 64), 100.0 + m / 64) for m in range(64, 640, 64)], H200)
     ).axes
     assert axes.get_ylim()[1] < 200
     assert "datasheet 989" not in {text.get_text() for text in axes.texts}
@@ -268,20 +289,20 @@ def plot(run):
     The function returns exit code, stdout and stderr.
     """
     matmul = sweep_plan((MatmulShape(8, 8, 8),), MatmulProblem())
-    sweep = [row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
-    attention = [*PRESET[:6], row(shape(), 90.0, regime="sustained")]
+    sweep = [make_row(MatmulShape(m, 8, 8), kernel="torch.mm") for m in (8, 16)]
+    attention = [*PRESET[:6], make_row(make_shape(), 90.0, regime="sustained")]
     for name, plan, rows in (("attention", PLAN, attention), ("sweep", matmul, sweep)):
-        known = {
+        header_fields = {
             "tool": {"name": "mamf", "version": "0"},
             "timer": "device events",
             "kernel": "torch.mm",
             "plan": make_plan_record(plan),
         }
-        with RunLogWriter.create(Path(f"{name}.jsonl"), HEADER | known) as writer:
+        with RunLogWriter.create(Path(f"{name}.jsonl"), HEADER | header_fields) as writer:
             if name == "attention":
                 writer.write("ceiling", make_ceiling_record(CEILING))
-            for each in rows:
-                writer.write("measurement", make_measurement_record(each))
+            for row in rows:
+                writer.write("measurement", make_measurement_record(row))
 
     return lambda *arguments: run("plot", *arguments)
 
@@ -297,7 +318,7 @@ def test_a_log_becomes_a_png_of_its_name(plot, tmp_path, arguments):
     assert int.from_bytes(data[16:20], "big") == 1600
 
 
-def test_an_svg_is_one(plot, tmp_path):
+def test_an_svg_file_contains_svg(plot, tmp_path):
     pytest.importorskip("matplotlib")
     code, _, err = plot("attention.jsonl", "--output", "x.svg", "--direction", "fwd", "--regime", "burst")
     assert (code, err) == (0, "")
@@ -338,10 +359,10 @@ def test_bad_input_is_one_line_and_exit_2(plot, tmp_path, arguments, complaint):
 
 def test_a_sweep_marks_its_best_and_its_share():
     pytest.importorskip("matplotlib")
-    rows = [row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
+    rows = [make_row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
     (axes,) = draw_figure(make_sweep_chart(rows, H200)).axes
     assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8\n79% of the datasheet"}
-    (line,) = [each for each in axes.get_lines() if len(each.get_xdata()) > 2]
+    (line,) = [axes_line for axes_line in axes.get_lines() if len(axes_line.get_xdata()) > 2]
     assert line.get_marker() == "." and line.get_linewidth() < 1
 
 
@@ -354,6 +375,6 @@ def test_the_picture_of_a_device_that_drifted_far_says_so():
         "rates with others"
     )
     assert advice not in make_log_chart(log).notes
-    row = log.measurements[-1]
-    log.measurements[-1] = replace(row, details={**row.details, "reference_tflops": 100.0})
+    last_row = log.measurements[-1]
+    log.measurements[-1] = replace(last_row, details={**last_row.details, "reference_tflops": 100.0})
     assert advice in make_log_chart(log).notes

@@ -17,7 +17,7 @@ from mamf.operations.grouped import EXPERT_PRESETS as GROUPED_PRESETS
 from mamf.operations.matmul.shapes import LAYOUT_BY_LAYER_PASS, MatmulProblem, MatmulShape
 from mamf.testing.simulated_kernels import prepare_simulated_launches
 
-HERE = Path(__file__).stem
+MODULE = Path(__file__).stem
 DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 SWEEP = ["sweep", *DEVICE, "--kernel", "mamf.testing:SimulatedMatmul"]
 BRIEF = [*SWEEP, "--preset", "llama-8b", "--m", "64", "--time-limit", "0.01s"]
@@ -26,7 +26,7 @@ BRIEF = [*SWEEP, "--preset", "llama-8b", "--m", "64", "--time-limit", "0.01s"]
 # -- layers and layouts ------------------------------------------------------------------------------------------------
 
 
-def test_each_product_reads_memory_as_forward_left_it():
+def test_each_matmul_of_a_layer_reads_operands_in_their_stored_layout():
     """Check the layout of each matmul of a linear layer, whose x, W and dy are always stored by rows.
 
     The dimension over which a matmul sums decides whether it reads an operand as it is stored (n) or transposed (t).
@@ -37,12 +37,14 @@ def test_each_product_reads_memory_as_forward_left_it():
         "grad-input": ("dy", "W", "outputs"),
         "grad-weight": ("dy", "x", "tokens"),
     }
-    for product, (a, b, reduced) in operands.items():
-        as_multiplied = stored[a][1] == reduced, stored[b][0] == reduced
-        assert LAYOUT_BY_LAYER_PASS[product] == "".join("n" if each else "t" for each in as_multiplied)
+    for layer_pass, (a, b, summed_dimension) in operands.items():
+        as_multiplied = stored[a][1] == summed_dimension, stored[b][0] == summed_dimension
+        assert LAYOUT_BY_LAYER_PASS[layer_pass] == "".join(
+            "n" if is_as_multiplied else "t" for is_as_multiplied in as_multiplied
+        )
 
 
-def test_experts_get_every_token_as_often_as_they_are_active():
+def test_shapes_of_experts_count_each_token_once_per_active_expert():
     assert list(GROUPED_PRESETS["moe"].shapes.items())[:2] == [
         (GroupedShape(8, 16384, 28672, 4096), "mixtral-8x7b gate+up"),
         (GroupedShape(8, 16384, 4096, 14336), "mixtral-8x7b down"),
@@ -70,14 +72,14 @@ def test_rows_name_their_layers_wherever_they_are_shown(run, tmp_path):
     assert run("show", "run.jsonl")[1].count("llama-8b") == 5
     rows = list(csv.DictReader(io.StringIO(run("show", "run.jsonl", "--format", "csv")[1])))
     assert {(row["n"], row["layer"]) for row in rows} >= {("28672", "llama-8b gate+up"), ("128256", "llama-8b logits")}
-    shown = json.loads(run("show", "run.jsonl", "--format", "json")[1])
-    assert all(row["layer"] for row in shown["measurements"])
+    document = json.loads(run("show", "run.jsonl", "--format", "json")[1])
+    assert all(row["layer"] for row in document["measurements"])
 
 
-class _AtFullSpeed:
+class _SimulatedGroupedMatmul:
     """A kernel that reaches 80 % of the peak of a simulated device at its requested clock."""
 
-    name = "simulated-products"
+    name = "simulated-grouped"
 
     def explain_unsupported_problem(self, backend, problem):
         return None
@@ -91,22 +93,22 @@ class _AtFullSpeed:
         )
 
 
-class SimulatedGroups(_AtFullSpeed, GroupedKernel):
+class SimulatedGroups(_SimulatedGroupedMatmul, GroupedKernel):
     pass
 
 
-def test_mixtures_are_measured_and_named_by_their_experts(run, tmp_path, monkeypatch):
-    small = OperationPreset({GroupedShape(4, 64, 32, 16): "some experts"})
-    monkeypatch.setattr(GroupedOperation, "list_presets", lambda self: {"moe": small})
-    kernel = [*DEVICE, "--kernel", f"{HERE}:SimulatedGroups"]
-    asked = [*kernel, "--operation", "grouped", "--preset", "moe", "--layout", "nt", "nn"]
-    asked = ["--time-limit", "0.01s", *asked]
-    code, out, _ = run("sweep", *asked, "--output", "run.jsonl")
+def test_grouped_rows_are_measured_and_named_by_their_experts(run, tmp_path, monkeypatch):
+    small_preset = OperationPreset({GroupedShape(4, 64, 32, 16): "some experts"})
+    monkeypatch.setattr(GroupedOperation, "list_presets", lambda self: {"moe": small_preset})
+    kernel_options = [*DEVICE, "--kernel", f"{MODULE}:SimulatedGroups"]
+    options = [*kernel_options, "--operation", "grouped", "--preset", "moe", "--layout", "nt", "nn"]
+    options = ["--time-limit", "0.01s", *options]
+    code, out, _ = run("sweep", *options, "--output", "run.jsonl")
     assert code == 0
     assert out.count("some experts") == 2
     log = read_run_log(tmp_path / "run.jsonl")
     assert log.plan.layers == ("some experts",)
     assert {row.problem.layout for row in log.measurements} == {"nt", "nn"}
-    assert run("sweep", *asked, "--resume", "run.jsonl")[0] == 0
-    code, _, err = run("sweep", *asked[:-1], "tt", "--resume", "run.jsonl")
+    assert run("sweep", *options, "--resume", "run.jsonl")[0] == 0
+    code, _, err = run("sweep", *options[:-1], "tt", "--resume", "run.jsonl")
     assert (code, "contradicts" in err) == (2, True)

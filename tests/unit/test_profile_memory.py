@@ -16,21 +16,21 @@ ADAMW = TINY.replace("SGD", "AdamW").replace("torch.zeros(2, 2)", "torch.zeros(1
 MATRIX = 16 * 16 * 4
 
 
-def test_what_the_optimizers_hold_is_told_by_kind(script, tmp_path, capsys):
+def test_the_memory_of_the_optimizers_is_reported_by_kind(script, tmp_path, capsys):
     log, file = tmp_path / "step.jsonl", tmp_path / "memory.pickle"
     arguments = ["--memory", str(file), "--output", str(log)]
-    found = profiled(capsys, *arguments, script(ADAMW))
+    profile = profiled(capsys, *arguments, script(ADAMW))
     # The state of AdamW is two moments per parameter and a step count of 4 bytes.
-    expected = {
+    expected_bytes = {
         "parameters": MATRIX,
         "gradients": MATRIX,
         "optimizer state": 2 * MATRIX + 4,
         "the rest": None,
         "peak": None,
     }
-    assert {row["part"]: row["bytes"] for row in found["memory"]} == expected
+    assert {row["part"]: row["bytes"] for row in profile["memory"]} == expected_bytes
     assert not file.exists()
-    assert {row.name: row.nbytes for row in read_profile_or_none(log)[1].memory} == expected
+    assert {row.name: row.nbytes for row in read_profile_or_none(log)[1].memory} == expected_bytes
     assert main([*SHORTLY, "--memory", str(file), script(TINY)]) == 0
     assert (
         capsys.readouterr().err.count("there is no memory snapshot, because torch keeps the history of allocations on")
@@ -43,31 +43,34 @@ def test_what_the_optimizers_hold_is_told_by_kind(script, tmp_path, capsys):
     assert "give --ceiling to 'mamf profile' instead" in " ".join(capsys.readouterr().err.split())
 
 
-def entry(action, address, size, microseconds):
+def make_history_entry(action, address, size, microseconds):
     return {"action": action, "addr": address, "size": size, "time_us": microseconds}
 
 
 #: A history of allocations as torch keeps it. Address 9 was allocated before the history began. The allocation of
 #: address 3 reaches the peak.
 HISTORY = [
-    entry("alloc", 1, 100, 10),
-    entry("free_requested", 9, 50, 11),
-    entry("segment_alloc", 1, 10_000, 12),
-    entry("alloc", 2, 30, 15),
-    entry("free_requested", 2, 30, 16),
-    entry("alloc", 2, 20, 17),
-    entry("alloc", 3, 400, 30),
-    entry("free_requested", 1, 100, 40),
-    entry("alloc", 4, 50, 50),
-    entry("free_requested", 4, 50, 60),
+    make_history_entry("alloc", 1, 100, 10),
+    make_history_entry("free_requested", 9, 50, 11),
+    make_history_entry("segment_alloc", 1, 10_000, 12),
+    make_history_entry("alloc", 2, 30, 15),
+    make_history_entry("free_requested", 2, 30, 16),
+    make_history_entry("alloc", 2, 20, 17),
+    make_history_entry("alloc", 3, 400, 30),
+    make_history_entry("free_requested", 1, 100, 40),
+    make_history_entry("alloc", 4, 50, 50),
+    make_history_entry("free_requested", 4, 50, 60),
 ]
 
 
-class CountingCuda:
-    """A fake torch.cuda that reports ``peak`` bytes and records calls. ``fails``: an error that a snapshot raises."""
+class FakeCuda:
+    """A fake torch.cuda that reports ``peak`` bytes and records calls.
 
-    def __init__(self, monkeypatch, peak=10 * MATRIX, fails=None):
-        self.calls, self.fails = [], fails
+    ``snapshot_error``: an error that a snapshot raises.
+    """
+
+    def __init__(self, monkeypatch, peak=10 * MATRIX, snapshot_error=None):
+        self.calls, self.snapshot_error = [], snapshot_error
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: peak)
@@ -81,23 +84,23 @@ class CountingCuda:
         self.calls.append(f"history {enabled}")
 
     def dump(self, path):
-        if self.fails:
-            raise self.fails
+        if self.snapshot_error:
+            raise self.snapshot_error
         Path(path).write_text("a snapshot")
 
 
-def tensor(nbytes, device="cuda:0", **more):
-    return SimpleNamespace(device=device, numel=lambda: nbytes // 4, element_size=lambda: 4, **more)
+def make_tensor(nbytes, device="cuda:0", **attributes):
+    return SimpleNamespace(device=device, numel=lambda: nbytes // 4, element_size=lambda: 4, **attributes)
 
 
-def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_peak(tmp_path, monkeypatch):
-    cuda, file = CountingCuda(monkeypatch, peak=1000), tmp_path / "memory.pickle"
-    weight = tensor(80, grad=tensor(40))
-    state = {"weight": {"exp_avg": tensor(160), "step": tensor(4, "cpu"), "count": 3}}
+def test_a_snapshot_covers_the_profiled_steps_and_its_parts_add_up_to_the_peak(tmp_path, monkeypatch):
+    cuda, file = FakeCuda(monkeypatch, peak=1000), tmp_path / "memory.pickle"
+    weight = make_tensor(80, grad=make_tensor(40))
+    state = {"weight": {"exp_avg": make_tensor(160), "step": make_tensor(4, "cpu"), "count": 3}}
     optimizer = SimpleNamespace(param_groups=[{"params": [weight]}, {"params": [weight]}], state=state)
     watch = MemoryWatch(file)
     watch.record_optimizer_step(
-        SimpleNamespace(param_groups=[{"params": [tensor(4, grad=None)]}], state={})
+        SimpleNamespace(param_groups=[{"params": [make_tensor(4, grad=None)]}], state={})
     )  # a warm-up step, before the watch starts
     watch.start()
     watch.record_optimizer_step(optimizer)
@@ -120,8 +123,8 @@ def test_a_snapshot_is_of_the_profiled_steps_and_the_rest_is_what_lacks_of_the_p
     assert watch.remark == ""
 
 
-def test_a_full_disk_ends_no_script(script, tmp_path, capsys, monkeypatch):
-    CountingCuda(monkeypatch, fails=OSError(28, "No space left on device"))
+def test_a_full_disk_does_not_end_the_script(script, tmp_path, capsys, monkeypatch):
+    FakeCuda(monkeypatch, snapshot_error=OSError(28, "No space left on device"))
     code = main([*SHORTLY, "--memory", str(tmp_path / "memory.pickle"), script(f"{TINY}\nraise SystemExit(5)")])
     assert code == 5
     assert "mamf could not take a memory snapshot: " in capsys.readouterr().err

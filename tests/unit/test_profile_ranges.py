@@ -27,21 +27,21 @@ class RangesBackend(SimulatedBackend):
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.events = []
 
     @contextmanager
     def open_profiler_window(self, name):
-        self.told.append("window")
+        self.events.append("window")
         yield
-        self.told.append("/window")
+        self.events.append("/window")
 
     @contextmanager
     def open_profiler_range(self, name):
-        self.told.append(name)
+        self.events.append(name)
         try:
             yield
         finally:
-            self.told.append(f"/{name}")
+            self.events.append(f"/{name}")
 
 
 @pytest.fixture
@@ -57,61 +57,61 @@ def model():
 def test_each_module_of_the_profiled_steps_has_a_range(script, device, monkeypatch, capsys):
     monkeypatch.setattr("mamf.contribution.known_ceilings.open_backend_or_default", lambda named: device)
     assert main([*SHORTLY, "--nvtx", script(MODEL)]) == 0
-    assert device.told == ["window", *RANGES, "/window"]
+    assert device.events == ["window", *RANGES, "/window"]
     assert "ranges" not in capsys.readouterr().err
 
 
-def test_where_nobody_reads_ranges_one_line_says_so(script, monkeypatch, capsys):
+def test_a_device_without_a_profiler_is_reported_in_a_line(script, monkeypatch, capsys):
     monkeypatch.setattr("mamf.contribution.known_ceilings.open_backend_or_default", lambda named: SimulatedBackend())
     assert main([*SHORTLY, "--nvtx", script(TINY)]) == 0
-    (line,) = [each for each in capsys.readouterr().err.splitlines() if "ranges" in each]
+    (line,) = [message for message in capsys.readouterr().err.splitlines() if "ranges" in message]
     assert line.startswith("mamf: mamf could not mark the modules in the trace: no profiler of Simulated H100")
 
 
-def unavailable():
+def raise_unavailable():
     raise UnavailableError("no device")
 
 
-def broken(self, name):
+def raise_error(self, name):
     raise RuntimeError("no NVTX here")
 
 
-def test_what_goes_wrong_is_a_remark_and_ends_no_script(device, model, monkeypatch):
-    watch = ModuleRangeWatch(unavailable)
+def test_errors_become_remarks_and_do_not_end_the_script(device, model, monkeypatch):
+    watch = ModuleRangeWatch(raise_unavailable)
     watch.start()
     assert watch.remark == "mamf could not mark the modules in the trace: no device"
     watch = ModuleRangeWatch(lambda: device)
     watch.start()
-    monkeypatch.setattr(RangesBackend, "open_profiler_range", broken)
+    monkeypatch.setattr(RangesBackend, "open_profiler_range", raise_error)
     model(torch.ones(2, 2))
     watch.finish()
     assert watch.remark == "mamf could not mark the modules in the trace: RuntimeError: no NVTX here"
-    assert device.told == ["window", "/window"]
+    assert device.events == ["window", "/window"]
 
 
-class Failing(nn.Module):
+class FailingModule(nn.Module):
     def forward(self, x):
         raise ZeroDivisionError
 
 
-def test_ranges_end_with_what_breaks_and_with_the_steps(device, model):
-    watch, failing = ModuleRangeWatch(lambda: device), nn.Sequential(Failing())
+def test_ranges_end_when_a_module_fails_and_when_the_steps_end(device, model):
+    watch, failing_model = ModuleRangeWatch(lambda: device), nn.Sequential(FailingModule())
     watch.start()
     with pytest.raises(ZeroDivisionError):
-        failing(1)
-    assert device.told == ["window", "Sequential", "0: Failing", "/0: Failing", "/Sequential"]
-    del device.told[:]
+        failing_model(1)
+    assert device.events == ["window", "Sequential", "0: FailingModule", "/0: FailingModule", "/Sequential"]
+    del device.events[:]
     model[0].register_forward_hook(lambda *_: watch.finish())
     model(torch.ones(2, 2))
     model(torch.ones(2, 2))
-    assert device.told == ["Sequential", "0: ReLU", "/0: ReLU", "/Sequential", "/window"]
+    assert device.events == ["Sequential", "0: ReLU", "/0: ReLU", "/Sequential", "/window"]
 
 
-def test_what_is_compiled_meanwhile_stays_as_it_would_be(device, model, monkeypatch):
+def test_modules_get_no_ranges_while_torch_compiles(device, model, monkeypatch):
     watch = ModuleRangeWatch(lambda: device)
     watch.start()
     with monkeypatch.context() as patch:
         patch.setattr(torch.compiler, "is_compiling", lambda: True)
         model(torch.ones(2, 2))
     watch.finish()
-    assert device.told == ["window", "/window"]
+    assert device.events == ["window", "/window"]

@@ -21,7 +21,7 @@ def published():
     return read_published(RESULTS)
 
 
-def written(folder, *rows, header=COLUMNS):
+def write_figures(folder, *rows, header=COLUMNS):
     path = folder / PUBLISHED_FIGURES_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", encoding="utf-8", newline="") as file:
@@ -29,7 +29,7 @@ def written(folder, *rows, header=COLUMNS):
     return path
 
 
-def cells(**values):
+def make_row(**values):
     row = {**dict.fromkeys(COLUMNS, ""), "accelerator": "A", "vendor": "AMD", "dtype": "int8", "tflops": "1.5"}
     return list({**row, "source": PAGE, **values}.values())
 
@@ -37,20 +37,22 @@ def cells(**values):
 # -- the files of this repository --------------------------------------------------------------------------------------
 
 
-def test_each_licensed_source_stands_in_the_notice(published):
+def test_the_notice_names_each_licensed_source(published):
     notice = (RESULTS / PUBLISHED_NOTICE_FILE).read_text(encoding="utf-8")
-    licensed = {re.match(r"https://[^/]+/[^/]+/[^/]+", page)[0]: license for page, license in licensed_pages(published)}
+    licensed = {
+        re.match(r"https://[^/]+/[^/]+/[^/]+", page)[0]: license for page, license in list_licensed_pages(published)
+    }
     assert licensed
     for address, license in licensed.items():
         assert f"{address}. {license}, " in notice
     assert f"holds {len(published)} matmul figures" in notice
 
 
-def licensed_pages(published):
+def list_licensed_pages(published):
     return {(figure["source"], figure["license"]) for figure in published if figure["license"]}
 
 
-def test_each_row_is_there_once_and_in_order(published):
+def test_rows_are_unique_and_sorted(published):
     names = [(row["vendor"].casefold(), row["accelerator"].casefold(), row["dtype"]) for row in published]
     assert names == sorted(names)
     assert len({tuple(row.values()) for row in published}) == len(published)
@@ -60,7 +62,7 @@ def test_each_row_is_there_once_and_in_order(published):
 
 
 def test_numbers_are_numbers_and_empty_cells_are_none(tmp_path):
-    written(tmp_path, cells(m="16", power_limit_watts="700.5", statistic='<b>"x"\x1b[2J'))
+    write_figures(tmp_path, make_row(m="16", power_limit_watts="700.5", statistic='<b>"x"\x1b[2J'))
     (figure,) = read_published(tmp_path)
     assert [figure[name] for name in ("tflops", "m", "n", "power_limit_watts")] == [1.5, 16, None, 700.5]
     assert figure["statistic"] == '<b>"x"\x1b[2J'  # reports escape the text when they print it
@@ -87,14 +89,14 @@ def test_numbers_are_numbers_and_empty_cells_are_none(tmp_path):
     ],
 )
 def test_a_malformed_row_is_an_error(tmp_path, values, message):
-    path = written(tmp_path, cells(), cells(**values))
+    path = write_figures(tmp_path, make_row(), make_row(**values))
     with pytest.raises(UsageError, match=rf"^cannot read {re.escape(str(path))}: .*({message})"):
         read_published(tmp_path)
 
 
-def test_the_check_of_results_accepts_the_files_and_no_others_beside_them(run, sweep_records):
+def test_the_check_of_results_accepts_only_the_known_files(run, sweep_records):
     results = run.folder / "results"
-    written(results, cells())
+    write_figures(results, make_row())
     for name in ("README.md", PUBLISHED_NOTICE_FILE, "published/more.csv"):
         (results / name).write_text("")
     (results / "simulated").mkdir()

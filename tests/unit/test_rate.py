@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from made_rates import ceiling
-from test_compare import attention_row
+from test_compare import make_attention_row
 
 from mamf.ceilings.ceiling import compute_mamfu, compute_share_of_known_ceiling, find_row_ceiling
 from mamf.errors import UsageError
@@ -35,43 +35,43 @@ FAST = ceiling(1400.0, problem=MatmulProblem("float8_e4m3fn", fast_accumulation=
         ),
     ],
 )
-def test_an_unusual_output_has_a_ceiling_of_its_own(problem, label):
+def test_an_unusual_output_dtype_is_part_of_the_label(problem, label):
     assert make_dtype_label(problem) == label
 
 
-def log_of(*ceilings):
+def make_log_of_ceilings(*ceilings):
     log = RunLog(Path("log.jsonl"), {})
-    for each in ceilings:
-        log.add_ceiling(each)
+    for rate in ceilings:
+        log.add_ceiling(rate)
     return log
 
 
 @pytest.mark.parametrize("ceilings", [(PLAIN, WITH_INT8_OUTPUT), (WITH_INT8_OUTPUT, PLAIN)])
 def test_the_ceiling_with_int8_output_is_never_that_of_int8(ceilings):
-    held = log_of(*ceilings).matmul_ceilings
-    assert held == {("int8", "burst"): PLAIN, ("int8, int8 output", "burst"): WITH_INT8_OUTPUT}
-    row = replace(attention_row(), problem=AttentionProblem("int8"))
-    assert compute_mamfu(row, held) == pytest.approx(row.tflops / PLAIN.tflops)
-    assert find_row_ceiling(row, log_of(WITH_INT8_OUTPUT).matmul_ceilings) is None
-    assert find_rate(held, "int8, int8 output", "burst") is WITH_INT8_OUTPUT
+    ceilings_by_key = make_log_of_ceilings(*ceilings).matmul_ceilings
+    assert ceilings_by_key == {("int8", "burst"): PLAIN, ("int8, int8 output", "burst"): WITH_INT8_OUTPUT}
+    row = replace(make_attention_row(), problem=AttentionProblem("int8"))
+    assert compute_mamfu(row, ceilings_by_key) == pytest.approx(row.tflops / PLAIN.tflops)
+    assert find_row_ceiling(row, make_log_of_ceilings(WITH_INT8_OUTPUT).matmul_ceilings) is None
+    assert find_rate(ceilings_by_key, "int8, int8 output", "burst") is WITH_INT8_OUTPUT
 
 
-def test_a_ceiling_with_fast_accumulation_counts_where_there_is_no_other():
-    held = log_of(FAST).matmul_ceilings
-    assert find_rate(held, "float8_e4m3fn", "burst") is FAST
+def test_a_ceiling_with_fast_accumulation_is_used_if_there_is_no_other():
+    ceilings_by_key = make_log_of_ceilings(FAST).matmul_ceilings
+    assert find_rate(ceilings_by_key, "float8_e4m3fn", "burst") is FAST
     exact = ceiling(1300.0, problem=MatmulProblem("float8_e4m3fn"))
-    assert find_rate(log_of(FAST, exact).matmul_ceilings, "float8_e4m3fn", "burst") is exact
-    assert find_rate(held, "float8_e4m3fn", "sustained") is None
+    assert find_rate(make_log_of_ceilings(FAST, exact).matmul_ceilings, "float8_e4m3fn", "burst") is exact
+    assert find_rate(ceilings_by_key, "float8_e4m3fn", "sustained") is None
 
 
-def test_a_rate_from_elsewhere_makes_the_same_share_as_a_measured_one():
-    row = attention_row()
+def test_a_contributed_rate_gives_the_same_share_as_a_measured_one():
+    row = make_attention_row()
     measured = {("bfloat16", "burst"): ceiling(800.0)}
-    known = {("bfloat16", "burst"): Rate(rate=800.0, dtype="bfloat16", device="card", source="contributed")}
-    assert compute_share_of_known_ceiling(row, known) == pytest.approx(compute_mamfu(row, measured))
+    contributed = {("bfloat16", "burst"): Rate(rate=800.0, dtype="bfloat16", device="card", source="contributed")}
+    assert compute_share_of_known_ceiling(row, contributed) == pytest.approx(compute_mamfu(row, measured))
 
 
-def test_a_ceiling_of_bytes_is_none_of_a_meter():
+def test_a_meter_refuses_a_ceiling_in_bytes():
     copy = ceiling(4.0, problem=BandwidthProblem(), shape=BandwidthShape(2**30))
     assert copy.unit == "TB/s"
     with pytest.raises(UsageError, match="TB/s"):

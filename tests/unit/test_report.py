@@ -72,7 +72,9 @@ def test_an_out_of_memory_row_has_a_short_remark_and_its_reason_in_json(rows):
 def test_csv_and_json_leave_the_ends_of_an_unknown_interval_empty(rows):
     row = next(row for row in rows if row.ok)
     noisy = replace(row, repeatability=replace(row.repeatability, run=0.9))
-    (known,), (unknown,) = (json.loads(render("json", [each], HEADER, None))["measurements"] for each in (row, noisy))
+    (known,), (unknown,) = (
+        json.loads(render("json", [measurement], HEADER, None))["measurements"] for measurement in (row, noisy)
+    )
     for key in ("rate_low_tflops", "rate_high_tflops", "low_ms", "high_ms"):
         assert known[key] > 0 and unknown[key] is None
 
@@ -81,7 +83,7 @@ def test_csv_and_json_leave_the_ends_of_an_unknown_interval_empty(rows):
 
 
 @pytest.fixture
-def both(rows):
+def kernel_rows(rows):
     """Return rows of two kernels on two shapes.
 
     The second kernel is 25 % faster on the first shape, and does not support the other shape.
@@ -89,82 +91,98 @@ def both(rows):
     first, second = (row for row in select_ranked_rows(rows))
     summary = replace(first.summary, **{name: getattr(first.summary, name) / 1.25 for name in ("mean", "median")})
     faster = replace(first, kernel="faster", summary=summary)
-    failed = replace(second, kernel="faster", status="unsupported", reason="no such shape", summary=None, samples=())
-    return [first, second, faster, failed]
+    unsupported = replace(
+        second, kernel="faster", status="unsupported", reason="no such shape", summary=None, samples=()
+    )
+    return [first, second, faster, unsupported]
 
 
-def test_the_best_kernel_of_each_shape_is_named(both):
-    assert [(each.row.kernel, each.runner_up and each.runner_up.kernel) for each in find_best_kernels(both)] == [
+def test_the_best_kernel_of_each_shape_is_named(kernel_rows):
+    assert [(best.row.kernel, best.runner_up and best.runner_up.kernel) for best in find_best_kernels(kernel_rows)] == [
         ("faster", "simulated.mm"),
         ("simulated.mm", None),
     ]
     shares = ShareCalculator(HEADER)
-    records = make_best_kernel_table(find_best_kernels(both), shares, None).make_records()
+    records = make_best_kernel_table(find_best_kernels(kernel_rows), shares, None).make_records()
     assert [record["ahead"] for record in records] == [pytest.approx(0.25), None]
-    assert find_best_kernels(both[:2]) == []  # only one kernel
+    assert find_best_kernels(kernel_rows[:2]) == []  # only one kernel
     interrupted = {**HEADER, "plan": {**HEADER["plan"], "kernels": ["simulated.mm", "faster", "not measured yet"]}}
-    assert "best kernel per shape" not in render("table", both, interrupted, None)
-    begun = [*both, replace(both[0], shape=MatmulShape(64, 64, 64))]
-    assert "not all kernels were measured on 1 other shape" in render("table", begun, HEADER, None)
-    assert "not all kernels were measured" not in render("table", both, HEADER, None)
-    tied = make_best_kernel_table(find_best_kernels([both[0], replace(both[0], kernel="same")]), shares, None)
-    assert [record["ahead"] for record in tied.make_records()] == [None]
-    assert [column.format_cell(tied.rows[0]) for column in tied.columns if column.title == "ahead %"] == ["tied"]
-    lines = render("table", both, HEADER, None).splitlines()
-    begin = next(n for n, line in enumerate(lines) if line.startswith("best kernel per shape"))
-    assert [line.split()[1] for line in lines[begin + 2 : begin + 4]] == ["faster", "simulated.mm"]
-    assert [each["kernel"] for each in json.loads(render("json", both, HEADER, None))["best_kernels"]] == [
+    assert "best kernel per shape" not in render("table", kernel_rows, interrupted, None)
+    rows_with_unfinished_shape = [*kernel_rows, replace(kernel_rows[0], shape=MatmulShape(64, 64, 64))]
+    assert "not all kernels were measured in 1 other case (" in render(
+        "table", rows_with_unfinished_shape, HEADER, None
+    )
+    assert "not all kernels were measured" not in render("table", kernel_rows, HEADER, None)
+    tied_table = make_best_kernel_table(
+        find_best_kernels([kernel_rows[0], replace(kernel_rows[0], kernel="same")]), shares, None
+    )
+    assert [record["ahead"] for record in tied_table.make_records()] == [None]
+    assert [column.format_cell(tied_table.rows[0]) for column in tied_table.columns if column.title == "ahead %"] == [
+        "tied"
+    ]
+    lines = render("table", kernel_rows, HEADER, None).splitlines()
+    heading_index = next(index for index, line in enumerate(lines) if line.startswith("best kernel per shape"))
+    assert [line.split()[1] for line in lines[heading_index + 2 : heading_index + 4]] == ["faster", "simulated.mm"]
+    assert [best["kernel"] for best in json.loads(render("json", kernel_rows, HEADER, None))["best_kernels"]] == [
         "faster",
         "simulated.mm",
     ]
 
 
-@pytest.mark.parametrize("place", ["second", "last"])
-def test_a_best_kernel_is_doubted_if_any_kernel_of_its_shape_ran_on_a_device_that_drifted_far(both, monkeypatch, place):
-    last = replace(both[0], kernel="slowest", samples=tuple(2 * each for each in both[0].samples))
-    table = make_best_kernel_table(find_best_kernels([*both, last]), ShareCalculator(HEADER), None)
+@pytest.mark.parametrize("rank", ["second", "last"])
+def test_a_best_kernel_is_doubted_if_any_kernel_of_its_shape_ran_on_a_device_that_drifted_far(
+    kernel_rows, monkeypatch, rank
+):
+    slowest = replace(
+        kernel_rows[0],
+        kernel="slowest",
+        samples=tuple(2 * seconds for seconds in kernel_rows[0].samples),
+    )
+    table = make_best_kernel_table(find_best_kernels([*kernel_rows, slowest]), ShareCalculator(HEADER), None)
     assert table.notes == []
-    drifted = both[0] if place == "second" else last
+    drifted = kernel_rows[0] if rank == "second" else slowest
     monkeypatch.setattr(kernels, "has_card_drifted", lambda row, ceilings, limit: row is drifted and limit == 0.1)
     (note,) = table.notes
     remark = "device speed drifted by more than 10 % and out of the ceiling's interval: another kernel may be best"
     assert note == f"{drifted.shape}: {remark}"
 
 
-def test_a_lead_is_unknown_with_its_reason_if_the_interval_of_either_kernel_is_unknown(both):
-    noisy = replace(both[0], repeatability=replace(both[0].repeatability, run=0.9))
-    table = make_best_kernel_table(find_best_kernels([noisy, *both[1:]]), ShareCalculator(HEADER), None)
+def test_a_lead_is_unknown_with_its_reason_if_the_interval_of_either_kernel_is_unknown(kernel_rows):
+    noisy = replace(kernel_rows[0], repeatability=replace(kernel_rows[0].repeatability, run=0.9))
+    table = make_best_kernel_table(find_best_kernels([noisy, *kernel_rows[1:]]), ShareCalculator(HEADER), None)
     assert [column.format_cell(table.rows[0]) for column in table.columns if column.title == "ahead %"] == ["unknown"]
     reason = "ahead % is unknown, because the interval of one of the two kernels is unknown"
     assert table.notes == [f"{noisy.shape}: {reason}"]
 
 
-def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(both):
-    slow, _, faster, _ = both
+def test_a_speed_up_is_over_the_named_kernel_else_eager_else_the_slowest(kernel_rows):
+    slow, _, faster, _ = kernel_rows
     shape = slow.regime, slow.problem, slow.shape
-    assert choose_baselines(both, None)[shape] is slow
-    assert choose_baselines(both, "faster")[shape] is faster
-    assert choose_baselines(both, "nobody")[shape] is None
-    assert choose_baselines([*both, replace(faster, kernel="eager")], None)[shape].kernel == "eager"
-    assert choose_baselines(both[:2], None) == {}
+    assert choose_baselines(kernel_rows, None)[shape] is slow
+    assert choose_baselines(kernel_rows, "faster")[shape] is faster
+    assert choose_baselines(kernel_rows, "nobody")[shape] is None
+    assert choose_baselines([*kernel_rows, replace(faster, kernel="eager")], None)[shape].kernel == "eager"
+    assert choose_baselines(kernel_rows[:2], None) == {}
     assert compute_speed_up(faster, slow) == pytest.approx(1.25)
-    assert compute_speed_up(both[3], slow) is compute_speed_up(faster, None) is None
+    assert compute_speed_up(kernel_rows[3], slow) is compute_speed_up(faster, None) is None
 
 
 def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
     (row, *_) = select_ranked_rows(rows)
     assert "ran cudnn" in list_row_remarks(replace(row, details={"ran": "cudnn"}), ShareCalculator(HEADER))
-    held = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
-    shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): held})
-    drifts = {}
+    row_ceiling = ceiling(800.0, problem=row.problem, regime=row.regime, shape=row.shape)
+    shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): row_ceiling})
+    drift_remarks = {}
     for reference_tflops in (799.0, 770.0, 700.0):
-        found = list_row_remarks(replace(row, details={"reference_tflops": reference_tflops}), shares)
-        drifts[reference_tflops] = [text for text in found if "device speed drifted" in text]
-    assert drifts[799.0] == []
-    assert ["more than 1 %" in text and "do not compare" not in text for text in drifts[770.0]] == [True]
-    assert ["more than 10 %" in text and "do not compare" in text for text in drifts[700.0]] == [True]
-    uncertain = replace(held, interval=Interval(720.0, 960.0, 0.95))  # wider above the ceiling than below it
-    shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): uncertain})
+        remarks = list_row_remarks(replace(row, details={"reference_tflops": reference_tflops}), shares)
+        drift_remarks[reference_tflops] = [text for text in remarks if "device speed drifted" in text]
+    assert drift_remarks[799.0] == []
+    assert ["more than 1 %" in text and "do not compare" not in text for text in drift_remarks[770.0]] == [True]
+    assert ["more than 10 %" in text and "do not compare" in text for text in drift_remarks[700.0]] == [True]
+    uncertain_ceiling = replace(
+        row_ceiling, interval=Interval(720.0, 960.0, 0.95)
+    )  # wider above the ceiling than below it
+    shares = ShareCalculator(HEADER, {(row.problem.dtype, row.regime): uncertain_ceiling})
     for reference_tflops, is_outside in ((770.0, False), (950.0, False), (700.0, True), (990.0, True)):
-        found = list_row_remarks(replace(row, details={"reference_tflops": reference_tflops}), shares)
-        assert any("device speed drifted" in text for text in found) == is_outside
+        remarks = list_row_remarks(replace(row, details={"reference_tflops": reference_tflops}), shares)
+        assert any("device speed drifted" in text for text in remarks) == is_outside

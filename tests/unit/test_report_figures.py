@@ -7,12 +7,12 @@ import json
 import re
 
 import pytest
-from report_figures import RECORDED, ROOT, checksum, document_of, figures_of
+from report_figures import CHECKSUMS_FILE, ROOT, compute_checksum, list_figures, make_document
 
-CHECKSUMS = json.loads(RECORDED.read_text())
+CHECKSUMS = json.loads(CHECKSUMS_FILE.read_text())
 
 
-def sample():
+def list_smallest_logs():
     """Return the smallest log of each command, kernel and dtype, without sweeps of the many cublasLt algorithms."""
     smallest = {}
     for path in sorted(CHECKSUMS, key=lambda path: (ROOT / path).stat().st_size):
@@ -20,6 +20,6 @@ def sample():
     return sorted(path for name, path in smallest.items() if not name.startswith("sweep-cublaslt"))
 
 
-@pytest.mark.parametrize("path", sample())
+@pytest.mark.parametrize("path", list_smallest_logs())
 def test_a_report_shows_the_same_figures(path):
-    assert checksum(figures_of(document_of(ROOT / path))) == CHECKSUMS[path]
+    assert compute_checksum(list_figures(make_document(ROOT / path))) == CHECKSUMS[path]

@@ -17,7 +17,7 @@ LOGS = sorted(RESULTS.rglob("*.jsonl"))
 pytestmark = pytest.mark.docs
 
 
-def errors(findings):
+def select_errors(findings):
     return [finding for finding in findings if not finding.is_warning]
 
 
@@ -25,23 +25,23 @@ def test_there_are_results():
     assert LOGS
 
 
-def test_each_result_is_accepted_at_its_place_and_there_once():
-    found = {each.path: errors(each.findings) for each in reviews.review_results(RESULTS, LOGS)}
-    assert found == {path: [] for path in LOGS}
+def test_each_result_is_accepted_in_its_folder_and_not_duplicated():
+    errors_by_path = {review.path: select_errors(review.findings) for review in reviews.review_results(RESULTS, LOGS)}
+    assert errors_by_path == {path: [] for path in LOGS}
 
 
 @pytest.fixture(scope="module")
-def collected():
+def collection_and_compared_rows():
     """Return the collection of all logs and, by the path of each find log, its ceilings and what ``mamf compare`` uses.
 
     Both are collected at once, so that each log is read only once.
     """
-    compared = {}
+    compared_rows = {}
 
     def read(path):
         log = read_run_log(path)
         if path.name.startswith("find-"):
-            compared[path] = (
+            compared_rows[path] = (
                 log.ceilings,
                 {each.pairing_fields["regime"]: each for each in list_compared_rows(log, as_ceilings=True)},
             )
@@ -49,25 +49,27 @@ def collected():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mamf.contribution.collection.read_run_log", read)
-        return read_collection(RESULTS, LOGS), compared
+        return read_collection(RESULTS, LOGS), compared_rows
 
 
-def test_the_table_and_what_travels_with_the_package_are_fresh(collected):
-    held, _ = collected
-    for path, page in make_results_pages(held).items():
+def test_the_tables_and_the_packaged_ceilings_are_up_to_date(collection_and_compared_rows):
+    collection, _ = collection_and_compared_rows
+    for path, page in make_results_pages(collection).items():
         assert (RESULTS / path).read_text(encoding="utf-8") == page, f"{path} is out of date: run 'mamf results table'"
     ceilings = (RESULTS.parent / "mamf" / CONTRIBUTED_FILE_NAME).read_text(encoding="utf-8")
-    assert ceilings == make_contributed_csv(held), f"{CONTRIBUTED_FILE_NAME} is out of date: run 'mamf results table'"
+    assert ceilings == make_contributed_csv(collection), (
+        f"{CONTRIBUTED_FILE_NAME} is out of date: run 'mamf results table'"
+    )
 
 
-def test_each_log_has_a_submitter_once():
+def test_each_log_has_exactly_one_submitter():
     assert check_submitters(RESULTS, [path.relative_to(RESULTS) for path in LOGS]) == []
 
 
-def test_what_is_compared_of_a_find_is_what_its_log_says(collected):
-    _, compared = collected
-    assert len(compared) == sum(path.name.startswith("find-") for path in LOGS) > 100
-    for path, (ceilings, figures) in compared.items():
+def test_compared_rows_of_a_find_equal_the_ceilings_in_its_log(collection_and_compared_rows):
+    _, compared_rows = collection_and_compared_rows
+    assert len(compared_rows) == sum(path.name.startswith("find-") for path in LOGS) > 100
+    for path, (ceilings, rows_by_regime) in compared_rows.items():
         for regime, ceiling in ceilings.items():
-            assert figures[regime].rate == pytest.approx(ceiling.tflops, rel=1e-5, abs=1e-3), path
-            assert figures[regime].shape == str(ceiling.shape), path
+            assert rows_by_regime[regime].rate == pytest.approx(ceiling.tflops, rel=1e-5, abs=1e-3), path
+            assert rows_by_regime[regime].shape == str(ceiling.shape), path

@@ -5,6 +5,7 @@ The rules are the same for all commands that measure.
 
 import contextlib
 import dataclasses
+import itertools
 import json
 
 import pytest
@@ -20,7 +21,7 @@ MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
 ATTENTION = ["--kernel", *KERNELS]
 LENGTHS = ["--seq-lens", "512", "1024", "--batch", "2", "--heads", "8", "--kv-heads", "4", "--head-dims", "64"]
 #: For each command, the options with which its log is measured.
-MADE = {
+LOG_OPTIONS = {
     "sweep": [
         *("--m", "256", "512", "--n", "256", "--k", "256", "--reference", "128x128x128", "--time-limit", "1s"),
         *("--regime", "burst", "sustained", *MATMUL),
@@ -30,7 +31,7 @@ MADE = {
 }
 #: For each command, changes of these options that keep the plan the same. A change maps an option to its new values; an
 #: empty text removes the option.
-SAME = {
+SAME_PLAN_CHANGES = {
     "sweep": [
         {},
         {"--m": "512 256"},
@@ -42,8 +43,8 @@ SAME = {
     "find": [{}, {"--dtype": "bfloat16 bf16", "--regime": "sustained burst"}],
     "attention": [{}, {"--seq-lens": "1024 512", "--direction": "bwd fwd", "--sparsity": "0", "--query-lens": ""}],
 }
-#: The part of OTHER that sweeps and searches of matmuls have in common.
-PRODUCT = {
+#: The part of CONTRADICTIONS that sweeps and searches of matmuls have in common.
+CONTRADICTIONS_OF_MATMUL = {
     "--dtype": ("float16", "dtype float16", "bfloat16"),
     "--out-dtype": ("float32", "out-dtype float32", "bfloat16"),
     "--layout": ("nn", "layout nn", "nt"),
@@ -56,9 +57,9 @@ PRODUCT = {
 }
 #: For each command and option: a value that changes the plan, and two parts of the message that refuses it: the option
 #: with the requested value, and the value in the log.
-OTHER = {
+CONTRADICTIONS = {
     "sweep": {
-        **PRODUCT,
+        **CONTRADICTIONS_OF_MATMUL,
         "--m": ("256", "shapes 256x256x256", "256x256x256 512x256x256"),
         "--n": ("512", "shapes 256x512x256 512x512x256", "256x256x256 512x256x256"),
         "--k": ("512", "shapes 256x256x512 512x256x512", "256x256x256 512x256x256"),
@@ -70,7 +71,7 @@ OTHER = {
         "--num-warmup-iterations": ("1", "num-warmup-iterations 1", "50"),
         "--num-iterations": ("1", "num-iterations 1", "100"),
     },
-    "find": PRODUCT,
+    "find": CONTRADICTIONS_OF_MATMUL,
     "attention": {
         "--seq-lens": ("512", "shapes b2h8kv4q512k512d64 b2h8kv4q512k512d64c", "b2h8kv4q512k512d64"),
         "--direction": ("bwd", "direction bwd", "bwd fwd"),
@@ -81,7 +82,7 @@ OTHER = {
 }
 
 
-def changed(options, changes):
+def change_options(options, changes):
     """Return the command line with other values for some options. ``changes``: an empty text removes the option."""
     groups = {}
     for word in options:
@@ -90,8 +91,8 @@ def changed(options, changes):
         else:
             groups[name].append(word)
     groups |= {option: values.split() for option, values in changes.items()}
-    kept = {option: values for option, values in groups.items() if values or option not in changes}
-    return [word for option, values in kept.items() for word in (option, *values)]
+    groups = {option: values for option, values in groups.items() if values or option not in changes}
+    return [word for option, values in groups.items() for word in (option, *values)]
 
 
 @pytest.fixture(scope="module")
@@ -100,9 +101,9 @@ def logs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("logs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(SimulatedBackend, "physics", Physics(host_launch_seconds=1e-3))  # few launches per second
-        for command, options in MADE.items():
+        for command, options in LOG_OPTIONS.items():
             assert main([command, *BACKEND, *options, "--output", str(folder / command)]) == 0
-    return {command: (folder / command).read_bytes() for command in MADE}
+    return {command: (folder / command).read_bytes() for command in LOG_OPTIONS}
 
 
 @pytest.fixture
@@ -115,81 +116,88 @@ def resume(run, logs, tmp_path, monkeypatch):
     for command, log in logs.items():
         (tmp_path / f"{command}.jsonl").write_bytes(log)
 
-    def resumed(command, *options, log=None):
-        found = run(command, *BACKEND, "--resume", f"{log or command}.jsonl", *options, "--dry-run")
+    def resume_without_measuring(command, *options, log=None):
+        result = run(command, *BACKEND, "--resume", f"{log or command}.jsonl", *options, "--dry-run")
         assert {path.stem: path.read_bytes() for path in tmp_path.iterdir()} == logs
-        return found
+        return result
 
-    return resumed
+    return resume_without_measuring
 
 
-@pytest.mark.parametrize(("command", "changes"), [(command, each) for command, all in SAME.items() for each in all])
+@pytest.mark.parametrize(
+    ("command", "changes"),
+    [(command, changes) for command, changes_of_command in SAME_PLAN_CHANGES.items() for changes in changes_of_command],
+)
 def test_the_same_options_are_accepted(resume, command, changes):
-    code, out, err = resume(command, *changed(MADE[command], changes))
+    code, out, err = resume(command, *change_options(LOG_OPTIONS[command], changes))
     assert (code, err) == (0, "")
     assert "Simulated H100" in out
 
 
 @pytest.mark.parametrize(
-    ("command", "option", "other", "asked", "held"),
-    [(command, option, *case) for command, cases in OTHER.items() for option, case in cases.items()],
+    ("command", "option", "value", "requested", "logged"),
+    [(command, option, *case) for command, cases in CONTRADICTIONS.items() for option, case in cases.items()],
 )
-def test_a_difference_is_refused_with_both_values(resume, command, option, other, asked, held):
-    told = f"mamf: --{asked}", f"contradicts {command}.jsonl, which was measured with {held}"
-    assert_refused(resume(command, *changed(MADE[command], {option: other})), *told)
+def test_a_difference_is_refused_with_both_values(resume, command, option, value, requested, logged):
+    result = resume(command, *change_options(LOG_OPTIONS[command], {option: value}))
+    assert_refused(result, f"mamf: --{requested}", f"contradicts {command}.jsonl, which was measured with {logged}")
 
 
-def test_what_a_log_names_by_its_module_is_named_again(resume):
+def test_a_kernel_that_a_log_names_by_its_module_must_be_given_again(resume):
     for command in ("find", "attention"):
-        options = changed(MADE[command], {"--kernel": ""})
+        options = change_options(LOG_OPTIONS[command], {"--kernel": ""})
         assert_refused(resume(command, *options), f"{command}.jsonl uses kernel", "if you trust its code")
 
 
 @pytest.mark.parametrize("command", ["sweep", "find"])
 def test_every_option_that_decides_a_figure_is_checked(command, run):
-    """Check that this file covers every option. If you add an option to a command, add it to ``OTHER`` or to a set in
-    this test.
+    """Check that this file covers every option. If you add an option to a command, add it to ``CONTRADICTIONS`` or to a
+    set in this test.
 
-    ``free``: options that may change when a run is resumed. ``elsewhere``: options that other tests cover.
+    ``changeable``: options that may change when a run is resumed. ``covered_elsewhere``: options that other tests
+    cover.
     """
-    free = {"--budget", "--dry-run", "--output", "--resume", "--notes", "--format", "--top", "--wide", "--baseline"}
-    free |= {"--requeue", "--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
-    elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick", "--no-quick"}
-    elsewhere |= {
-        "--ceiling",
-        "--ceiling-kernel",
-        "--no-ceiling",
-        "--operation",
-        "--product",
-        "--preset",
-        "--kernel",
-        "--set",
-        "--shapes",
+    changeable = {
+        "--budget",
+        "--dry-run",
+        "--output",
+        "--resume",
+        "--requeue",
+        "--notes",
+        "--format",
+        "--top",
+        "--wide",
     }
+    changeable |= {"--baseline", "--patience", "--help", "--help-all", "--devices", "--isolate", "--no-isolate"}
+    covered_elsewhere = {"--fast-accumulation", "--no-fast-accumulation", "--no-causal", "--no-flush", "--quick"}
+    covered_elsewhere |= {"--no-quick", "--ceiling", "--ceiling-kernel", "--no-ceiling", "--operation", "--product"}
+    covered_elsewhere |= {"--preset", "--kernel", "--set", "--shapes"}
     ranges = {"--m-range", "--n-range", "--k-range"}  # like --m
     _, out, _ = run(command, "--help-all")
-    named = {word.strip("[](),;") for line in out.partition("\nusage: ")[2].splitlines() for word in line.split()}
-    options = {word for word in named if word.startswith("--") and not word.endswith("'")}
-    assert options - free - elsewhere - ranges == OTHER[command].keys() - {"--kernel"}
+    words = {word.strip("[](),;") for line in out.partition("\nusage: ")[2].splitlines() for word in line.split()}
+    options = {word for word in words if word.startswith("--") and not word.endswith("'")}
+    assert options - changeable - covered_elsewhere - ranges == CONTRADICTIONS[command].keys() - {"--kernel"}
 
 
 def test_flags_of_attention_and_find_are_compared_too(resume):
-    made = MADE["attention"]
-    assert_refused(resume("attention", *made, "--no-flush"), "--no-flush contradicts", "measured with no")
-    assert_refused(resume("find", *MADE["find"], "--quick"), "--quick contradicts", "measured with no")
-    assert_refused(resume("attention", *changed(made, {"--causal": ""}), "--no-causal"), "contradicts")
+    options = LOG_OPTIONS["attention"]
+    assert_refused(resume("attention", *options, "--no-flush"), "--no-flush contradicts", "measured with no")
+    assert_refused(resume("find", *LOG_OPTIONS["find"], "--quick"), "--quick contradicts", "measured with no")
+    assert_refused(resume("attention", *change_options(options, {"--causal": ""}), "--no-causal"), "contradicts")
 
 
-def test_an_option_that_was_not_typed_is_not_said_to_contradict(resume, tmp_path, logs):
-    made = MADE["find"]
-    assert_refused(resume("find", *changed(made, {"--dtype": "float16"}), "--quick"), "mamf: --dtype float16 contra")
-    without = changed(MADE["sweep"], {"--regime": ""})
-    assert_refused(resume("sweep", *without), "this command contradicts", "measured with --regime burst sustained")
+def test_an_option_that_was_not_typed_is_not_said_to_contradict_the_log(resume):
+    options = change_options(LOG_OPTIONS["find"], {"--dtype": "float16"})
+    assert_refused(resume("find", *options, "--quick"), "mamf: --dtype float16 contra")
+    options_without_regime = change_options(LOG_OPTIONS["sweep"], {"--regime": ""})
+    assert_refused(
+        resume("sweep", *options_without_regime), "this command contradicts", "measured with --regime burst sustained"
+    )
 
 
 @pytest.mark.parametrize("is_link", [False, True])
 @pytest.mark.parametrize(
-    ("left", "reason"),
+    ("content", "reason"),
     [
         (None, "does not exist"),
         ("", "is empty"),
@@ -197,14 +205,14 @@ def test_an_option_that_was_not_typed_is_not_said_to_contradict(resume, tmp_path
         ('{"record": "header", "schema": 5, "to', "is cut off within its header"),
     ],
 )
-def test_a_log_is_started_so_that_one_command_line_can_be_queued_again(run, tmp_path, left, reason, is_link):
+def test_requeue_starts_a_new_run_if_the_log_has_no_header(run, tmp_path, content, reason, is_link):
     """Start again from each kind of file that a job may leave behind if it is killed while it starts."""
     options = ["sweep", *BACKEND, *MATMUL, "--m", "256", "512", "--requeue", "run.jsonl"]
     path = tmp_path / ("target.jsonl" if is_link else "run.jsonl")
     if is_link:
         (tmp_path / "run.jsonl").symlink_to(path)
-    if left is not None:
-        path.write_text(left)
+    if content is not None:
+        path.write_text(content)
     assert_refused(run(*options[:-2], "--resume", "run.jsonl"), f"run.jsonl, which {reason}: use --requeue")
     code, _, err = run(*options)
     assert (code, f"{path.name} {reason}: starting a new run" in err) == (0, True)
@@ -216,38 +224,35 @@ def test_a_log_is_started_so_that_one_command_line_can_be_queued_again(run, tmp_
     assert (tmp_path / "run.jsonl").is_symlink() == is_link
 
 
-def test_a_file_that_is_no_log_is_never_begun(run, tmp_path):
+def test_a_file_that_is_not_a_log_is_left_unchanged(run, tmp_path):
     (tmp_path / "notes.txt").write_text("buy milk")
     assert run("sweep", *BACKEND, *MATMUL, "--m", "256", "--requeue", "notes.txt")[0] == 2
     assert (tmp_path / "notes.txt").read_text() == "buy milk"
 
 
-def test_a_missing_log_begins_what_the_command_measures_without_it(run, tmp_path):
+def test_requeue_with_a_missing_log_measures_the_same_as_without_requeue(run, tmp_path):
     model = ["model", *BACKEND, "--size", "tiny", "--dry-run"]
     assert run(*model, "--requeue", "run.jsonl") == run(*model)
-    find = ["find", *BACKEND, *MADE["find"], "--dtype", "bf16"]
+    find = ["find", *BACKEND, *LOG_OPTIONS["find"], "--dtype", "bf16"]
     assert run(*find, "--requeue", "find.jsonl")[0] == 0
     assert read_run_log(tmp_path / "find.jsonl").plan.problem.dtype == "bfloat16"
 
 
-def test_a_missing_log_is_of_one_dtype(run, tmp_path):
-    refused = run("find", *BACKEND, *MADE["find"], "--dtype", "bf16", "fp16", "--requeue", "run.jsonl")
-    assert_refused(refused, "needs a single --dtype")
+def test_requeue_with_a_missing_log_needs_a_single_dtype(run, tmp_path):
+    result = run("find", *BACKEND, *LOG_OPTIONS["find"], "--dtype", "bf16", "fp16", "--requeue", "run.jsonl")
+    assert_refused(result, "needs a single --dtype")
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("of", MADE)
-@pytest.mark.parametrize("command", MADE)
-def test_a_log_is_resumed_by_the_command_that_began_it(resume, command, of):
-    if command == of:
-        return
-    run = {
+@pytest.mark.parametrize(("command", "log"), list(itertools.permutations(LOG_OPTIONS, 2)))
+def test_a_log_is_not_resumed_by_another_command(resume, command, log):
+    title = {
         "sweep": "a sweep of matmul",
         "find": "a search for ceilings of matmul",
         "attention": "a sweep of attention",
-    }[of]
-    told = f"{of}.jsonl is the log of {run}: resume it with 'mamf {of} --resume {of}.jsonl'"
-    assert_refused(resume(command, log=of), told)
+    }[log]
+    message = f"{log}.jsonl is the log of {title}: resume it with 'mamf {log} --resume {log}.jsonl'"
+    assert_refused(resume(command, log=log), message)
 
 
 class Renumbered(SimulatedBackend):
@@ -265,8 +270,8 @@ def test_a_card_that_got_another_number_is_the_same_card(run, monkeypatch):
     assert run(*options, "--resume", "run.jsonl", "--device", "1")[0] == 0
 
 
-@pytest.mark.parametrize("command", MADE)
-def test_a_log_is_continued_in_its_own_file(resume, command):
+@pytest.mark.parametrize("command", LOG_OPTIONS)
+def test_resume_cannot_be_combined_with_output(resume, command):
     assert_refused(resume(command, "--output", "other.jsonl"), "--resume cannot be combined with --output")
 
 
@@ -274,7 +279,7 @@ def test_a_log_is_continued_in_its_own_file(resume, command):
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
+def ceiling_logs(tmp_path_factory):
     """Return the logs of two ``mamf find`` runs with different seeds as bytes, by file name."""
     folder = tmp_path_factory.mktemp("ceilings")
     for name, seed in (("one", "0"), ("two", "1")):
@@ -284,30 +289,32 @@ def found(tmp_path_factory):
 
 
 @pytest.fixture
-def beside(run, found, tmp_path, monkeypatch):
+def resume_attention(run, ceiling_logs, tmp_path):
     """Return a function that resumes a run of attention kernels that was measured with the ceiling ``one``."""
-    for name, log in found.items():
+    for name, log in ceiling_logs.items():
         (tmp_path / name).write_bytes(log)
     options = ["attention", *BACKEND, "--ceiling-kernel", *MATMUL[1:]]
     run(*options, *ATTENTION, *LENGTHS, "--ceiling", "one", "--output", "run.jsonl")
-    return lambda *given: run(*options, *ATTENTION, "--resume", "run.jsonl", *given)
+    return lambda *arguments: run(*options, *ATTENTION, "--resume", "run.jsonl", *arguments)
 
 
-def test_the_logs_own_ceiling_may_be_given_again(beside):
-    assert beside("--ceiling", "one", "--baseline", SlowAttention.name)[0] == 0
-    assert beside("--ceiling", "run.jsonl")[0] == 0
+def test_the_logs_own_ceiling_may_be_given_again(resume_attention):
+    assert resume_attention("--ceiling", "one", "--baseline", SlowAttention.name)[0] == 0
+    assert resume_attention("--ceiling", "run.jsonl")[0] == 0
 
 
-def test_another_ceiling_or_none_contradicts_the_log(beside, tmp_path):
+def test_another_ceiling_or_none_contradicts_the_log(resume_attention, tmp_path):
     before = (tmp_path / "run.jsonl").read_bytes()
-    held = "which was measured with a bfloat16 burst ceiling of"
-    assert_refused(beside("--ceiling", "two"), f"--ceiling two contradicts run.jsonl, {held}")
-    assert_refused(beside("--no-ceiling"), "--no-ceiling contradicts run.jsonl", "measured with a given ceiling")
+    reason = "which was measured with a bfloat16 burst ceiling of"
+    assert_refused(resume_attention("--ceiling", "two"), f"--ceiling two contradicts run.jsonl, {reason}")
+    assert_refused(
+        resume_attention("--no-ceiling"), "--no-ceiling contradicts run.jsonl", "measured with a given ceiling"
+    )
     assert (tmp_path / "run.jsonl").read_bytes() == before
 
 
-def test_a_log_without_a_ceiling_goes_on_without_one(run, found, tmp_path):
-    (tmp_path / "one").write_bytes(found["one"])
+def test_a_log_without_a_ceiling_is_resumed_without_one(run, ceiling_logs, tmp_path):
+    (tmp_path / "one").write_bytes(ceiling_logs["one"])
     options = ["attention", *BACKEND, *ATTENTION]
     run(*options, *LENGTHS, "--no-ceiling", "--output", "run.jsonl")
     lines = (tmp_path / "run.jsonl").read_text().splitlines(keepends=True)
@@ -320,13 +327,13 @@ def test_a_log_without_a_ceiling_goes_on_without_one(run, found, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("options", "message"),
     [
         (["--requeue", "a.jsonl", "--resume", "b.jsonl"], "--requeue cannot be combined with --resume"),
         (["--budget=--"], "argument --budget: expected a value"),
     ],
 )
-def test_options_that_contradict_or_lack_a_value_are_refused(capsys, command, said):
+def test_options_that_contradict_or_lack_a_value_are_refused(capsys, options, message):
     with contextlib.suppress(SystemExit):
-        assert main(["sweep", *command]) == 2
-    assert said in capsys.readouterr().err
+        assert main(["sweep", *options]) == 2
+    assert message in capsys.readouterr().err

@@ -29,17 +29,17 @@ HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
 WINNER, SIDE = MatmulShape(3072, 2816, 19328), 8192
 
 
-def read(nbytes, rate, regime="burst", warm=1, pattern="read"):
-    of = {"problem": BandwidthProblem(pattern, warm=warm), "shape": BandwidthShape(nbytes), "regime": regime}
-    return ceiling(rate, device="H200", kernel="best", **of)
+def make_bandwidth_ceiling(nbytes, rate, regime="burst", warm=1, pattern="read"):
+    fields = {"problem": BandwidthProblem(pattern, warm=warm), "shape": BandwidthShape(nbytes), "regime": regime}
+    return ceiling(rate, device="H200", kernel="best", **fields)
 
 
-def product(rate, regime="burst", dtype="bfloat16", data="normal"):
-    of = {"problem": MatmulProblem(dtype, data=data), "shape": WINNER, "regime": regime}
-    return ceiling(rate, device="H200", kernel="best", **of)
+def make_matmul_ceiling(rate, regime="burst", dtype="bfloat16", data="normal"):
+    fields = {"problem": MatmulProblem(dtype, data=data), "shape": WINNER, "regime": regime}
+    return ceiling(rate, device="H200", kernel="best", **fields)
 
 
-def row(problem, shape, rate, kernel="mine", regime="burst"):
+def make_row(problem, shape, rate, kernel="mine", regime="burst"):
     median = problem.compute_work(shape).amount / rate / 1e12
     samples = (0.99 * median, median, 1.01 * median)
     return Measurement(
@@ -48,12 +48,16 @@ def row(problem, shape, rate, kernel="mine", regime="burst"):
 
 
 MEASURED = [
-    *(product(862.0), product(707.0, "sustained"), product(1693.0, dtype="float8_e4m3fn")),
-    *(read(16 * GIB, 4.39), read(16 * GIB, 4.38, "sustained"), read(16 * MIB, 7.6, warm=32)),
+    make_matmul_ceiling(862.0),
+    make_matmul_ceiling(707.0, "sustained"),
+    make_matmul_ceiling(1693.0, dtype="float8_e4m3fn"),
+    make_bandwidth_ceiling(16 * GIB, 4.39),
+    make_bandwidth_ceiling(16 * GIB, 4.38, "sustained"),
+    make_bandwidth_ceiling(16 * MIB, 7.6, warm=32),
 ]
 ROOFS = build_roofs(MEASURED, L2)
 DECODE = [
-    row(MatmulProblem(), MatmulShape(m, SIDE, SIDE), rate, "torch.mm")
+    make_row(MatmulProblem(), MatmulShape(m, SIDE, SIDE), rate, "torch.mm")
     for m, rate in ((1, 3.7), (64, 207.0), (512, 788.0))
 ]
 
@@ -61,39 +65,47 @@ DECODE = [
 # -- roofs -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_decode_row_is_held_to_bandwidth_and_a_fat_one_to_computing():
-    skinny, fat = (make_roofline_point(each, ROOFS, "") for each in (DECODE[0], row(MatmulProblem(), WINNER, 840.0)))
+def test_a_decode_row_is_bound_by_bandwidth_and_a_large_matmul_by_compute():
+    decode, large = (
+        make_roofline_point(each, ROOFS, "") for each in (DECODE[0], make_row(MatmulProblem(), WINNER, 840.0))
+    )
     nbytes = 2 * (SIDE * SIDE + 2 * SIDE)
-    assert skinny.intensity == pytest.approx(2 * SIDE * SIDE / nbytes)
-    assert (skinny.bound, skinny.roof_rate) == ("bandwidth", pytest.approx(skinny.intensity * 4.39))
-    assert skinny.roof_share == pytest.approx(3.7 / (skinny.intensity * 4.39))
-    assert (fat.bound, fat.roof_rate, fat.roof_share) == ("compute", pytest.approx(862.0), pytest.approx(840 / 862))
+    assert decode.intensity == pytest.approx(2 * SIDE * SIDE / nbytes)
+    assert (decode.bound, decode.roof_rate) == ("bandwidth", pytest.approx(decode.intensity * 4.39))
+    assert decode.roof_share == pytest.approx(3.7 / (decode.intensity * 4.39))
+    assert (large.bound, large.roof_rate, large.roof_share) == (
+        "compute",
+        pytest.approx(862.0),
+        pytest.approx(840 / 862),
+    )
 
 
-def test_what_counts_bytes_runs_into_bandwidth_alone():
-    copy = make_roofline_point(row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
+def test_a_row_whose_rate_is_in_bytes_is_bound_by_bandwidth():
+    copy = make_roofline_point(make_row(BandwidthProblem("copy"), BandwidthShape(GIB), 4.26), ROOFS, "")
     assert (copy.row.work.unit, copy.roof_rate, copy.bound, copy.tflops) == (
         "TB/s",
         pytest.approx(4.39),
         "bandwidth",
         None,
     )
-    triad = make_roofline_point(row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
+    triad = make_roofline_point(make_row(BandwidthProblem("triad"), BandwidthShape(GIB), 4.35), ROOFS, "")
     assert triad.intensity == pytest.approx(2 / 12)
 
 
-def test_a_share_is_of_its_own_dtype_and_regime_or_none():
-    assert make_roofline_point(row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").roof_share is None
-    assert make_roofline_point(row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").roof_share is None
+def test_a_row_has_a_share_only_of_a_roof_of_its_dtype_and_regime():
+    assert make_roofline_point(make_row(MatmulProblem("float16"), WINNER, 800.0), ROOFS, "").roof_share is None
+    assert make_roofline_point(make_row(MatmulProblem(), WINNER, 700.0, regime="classic"), ROOFS, "").roof_share is None
     assert make_roofline_point(
-        row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, ""
+        make_row(MatmulProblem(), WINNER, 700.0, regime="sustained"), ROOFS, ""
     ).roof_rate == pytest.approx(707.0)
 
 
-def test_a_fill_is_no_roof_and_under_none():
-    fill = read(16 * GIB, 4.68, pattern="write")
+def test_a_write_pattern_is_not_a_roof_and_has_no_share():
+    fill = make_bandwidth_ceiling(16 * GIB, 4.68, pattern="write")
     assert build_roofs([*MEASURED, fill], L2).bandwidth_ceilings == ROOFS.bandwidth_ceilings
-    assert make_roofline_point(row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").roof_share is None
+    assert (
+        make_roofline_point(make_row(BandwidthProblem("write"), BandwidthShape(GIB), 4.6), ROOFS, "").roof_share is None
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,25 +116,33 @@ def test_a_fill_is_no_roof_and_under_none():
         *(("copy", 30 * MIB, 8, CACHE_LEVEL), ("copy", 32 * MIB, 8, None)),
     ],
 )
-def test_levels_are_read_off_the_arrays(pattern, nbytes, warm, level):
+def test_the_memory_level_follows_from_the_size_of_the_arrays(pattern, nbytes, warm, level):
     assert find_memory_level(BandwidthProblem(pattern, warm=warm), BandwidthShape(nbytes), L2) == level
 
 
 @pytest.mark.parametrize("pattern", ["copy", "read", "triad"])
-@pytest.mark.parametrize("cache", [None, L2])
-def test_what_a_find_takes_for_a_ceiling_of_memory_is_a_roof_of_memory(pattern, cache):
-    problem, info = BandwidthProblem(pattern), DeviceInfo("cuda", 0, "card", "vendor", cache_bytes=cache)
+@pytest.mark.parametrize("cache_bytes", [None, L2])
+def test_find_and_roofline_agree_on_which_arrays_measure_memory(pattern, cache_bytes):
+    problem, info = BandwidthProblem(pattern), DeviceInfo("cuda", 0, "card", "vendor", cache_bytes=cache_bytes)
     for size in range(16 * MIB, 1024 * MIB, 16 * MIB):
         shape = BandwidthShape(size)
         assert BandwidthOperation().may_be_ceiling(info, problem, shape) == (
-            find_memory_level(problem, shape, cache) == MEMORY_LEVEL
+            find_memory_level(problem, shape, cache_bytes) == MEMORY_LEVEL
         )
 
 
-def test_the_highest_of_what_was_confirmed_is_the_roof():
-    known = build_roofs([*MEASURED, product(850.0), read(GIB, 4.3), product(940.0, data="zeros")], L2)
-    assert known.matmul_ceilings["bfloat16", "burst"].rate == 862.0
-    assert known.bandwidth_ceilings[MEMORY_LEVEL, "burst"].rate == 4.39
+def test_the_highest_confirmed_ceiling_is_the_roof():
+    roofs = build_roofs(
+        [
+            *MEASURED,
+            make_matmul_ceiling(850.0),
+            make_bandwidth_ceiling(GIB, 4.3),
+            make_matmul_ceiling(940.0, data="zeros"),
+        ],
+        L2,
+    )
+    assert roofs.matmul_ceilings["bfloat16", "burst"].rate == 862.0
+    assert roofs.bandwidth_ceilings[MEMORY_LEVEL, "burst"].rate == 4.39
 
 
 def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
@@ -137,7 +157,7 @@ def test_ceilings_of_two_cards_make_no_roof_unless_asked_to():
 # -- tables ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_table_has_balance_points_and_each_rows_distance():
+def test_the_table_has_balance_points_and_the_distance_of_each_row():
     text = render_roofline("table", ROOFS, select_roofline_points(DECODE, ROOFS, {}), "head")
     assert "196.4" in text and "113.4" in text  # balance points of bfloat16 with memory and with L2 cache
     assert "near the limit (80 % of the roof and more)" in text and "% of the compute roof" in text.splitlines()[-1]
@@ -150,25 +170,29 @@ def test_the_table_says_how_many_rows_were_measured_while_the_device_was_slower(
         "device speed drifted by more than 10 % and out of the ceiling's interval since the ceiling was measured: do "
         "not compare the rates of 1 row"
     )
-    own = ROOFS.matmul_ceilings
-    another_matmul = {key: replace(each, rate=0.85 * each.rate) for key, each in own.items()}
-    with_drift, without, other_than_the_roof = (
+    matmul_ceilings = ROOFS.matmul_ceilings
+    slower_ceilings = {key: replace(roof, rate=0.85 * roof.rate) for key, roof in matmul_ceilings.items()}
+    slower_text, usual_text, other_ceiling_text = (
         " ".join(render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS, ceilings)).split())
-        for rows, ceilings in (([slowed, *DECODE[1:]], own), (DECODE, own), ([slowed], another_matmul))
+        for rows, ceilings in (
+            ([slowed, *DECODE[1:]], matmul_ceilings),
+            (DECODE, matmul_ceilings),
+            ([slowed], slower_ceilings),
+        )
     )
-    assert warning in with_drift and "drifted" not in without + other_than_the_roof
+    assert warning in slower_text and "drifted" not in usual_text + other_ceiling_text
 
 
 def test_the_interval_of_a_slow_memory_has_the_unit_of_its_rate():
-    slow = build_roofs([product(0.06), read(16 * GIB, 0.00838)], L2)
+    slow = build_roofs([make_matmul_ceiling(0.06), make_bandwidth_ceiling(16 * GIB, 0.00838)], L2)
     line = next(line for line in render_roofline("table", slow, [], "head").splitlines() if " GB/s" in line)
     low, high = map(float, re.search(r"(\S+) to (\S+)", line).groups())
     assert low < 8.38 < high
 
 
-def test_rows_differ_at_80_columns_by_what_they_do_not_share():
+def test_rows_at_80_columns_show_the_fields_in_which_they_differ():
     shape = AttentionShape(1, 16, 16, 1024, 1024, 128, 128)
-    rows = [row(AttentionProblem(direction=each), shape, 300.0) for each in ("fwd", "bwd")]
+    rows = [make_row(AttentionProblem(direction=each), shape, 300.0) for each in ("fwd", "bwd")]
     text = render_roofline("table", ROOFS, select_roofline_points(rows, ROOFS, {}), "head")
     names = [line.split("  ")[0] for line in text.splitlines() if line.startswith(str(shape))]
     assert sorted(names) == [f"{shape}, bwd", f"{shape}, fwd"]
@@ -176,19 +200,19 @@ def test_rows_differ_at_80_columns_by_what_they_do_not_share():
     assert "fwd" in lines and any(line.startswith(f"{shape}  ") for line in lines)
 
 
-def test_rows_are_told_as_csv_and_json():
+def test_rows_are_written_as_csv_and_json():
     points = select_roofline_points(DECODE, ROOFS, {})
     header, first, *_ = render_roofline("csv", ROOFS, points).splitlines()
     assert header.startswith("row,kernel,regime,dtype,intensity_flop_per_byte,rate,unit")
     assert first.startswith("512x8192x8192,torch.mm")
-    told = json.loads(render_roofline("json", ROOFS, points))
-    assert told["rows"][0]["bound_by"] == "compute" and len(told["roofs"]) == 6
-    assert told["roofs"][0]["balance_memory_flop_per_byte"] == pytest.approx(862 / 4.39)
+    data = json.loads(render_roofline("json", ROOFS, points))
+    assert data["rows"][0]["bound_by"] == "compute" and len(data["roofs"]) == 6
+    assert data["roofs"][0]["balance_memory_flop_per_byte"] == pytest.approx(862 / 4.39)
     assert render_roofline("csv", ROOFS, []).count("\n") == 7
 
 
 def test_a_table_of_kernels_has_the_share_where_roofs_are_known():
-    rows = [row(BandwidthProblem(pattern), BandwidthShape(GIB), 4.0) for pattern in ("copy", "write")]
+    rows = [make_row(BandwidthProblem(pattern), BandwidthShape(GIB), 4.0) for pattern in ("copy", "write")]
     header = HEADER | {"plan": {"operation": "bandwidth"}, "timer": "events"}
     header["device"] = DEVICE | {"backend": "cuda", "compute_units": 132}
     with_roofs = render("table", rows, header, None, roofs=ROOFS)
@@ -198,19 +222,19 @@ def test_a_table_of_kernels_has_the_share_where_roofs_are_known():
 
 
 def test_mamfu_is_explained_only_where_a_row_has_it():
-    shares = ShareCalculator(HEADER, {("bfloat16", "burst"): product(862.0)})
-    assert shares.describe_ceilings([row(BandwidthProblem("read"), BandwidthShape(GIB), 4.0)]) == []
+    shares = ShareCalculator(HEADER, {("bfloat16", "burst"): make_matmul_ceiling(862.0)})
+    assert shares.describe_ceilings([make_row(BandwidthProblem("read"), BandwidthShape(GIB), 4.0)]) == []
     assert shares.describe_ceilings(DECODE)[0].startswith("MAMFU: share of 862.0 TFLOPS")
 
 
 # -- pictures ----------------------------------------------------------------------------------------------------------
 
 
-def attention():
+def make_attention_rows():
     problem, lengths = AttentionProblem(), (512, 1024, 2048, 4096, 8192, 16384)
     shapes = [AttentionShape(16384 // n, 16, 16, n, n, 128, 128) for n in lengths]
     return [
-        row(problem, shape, rate * (1 - 200 / (shape.seqlen_k + 300)), kernel)
+        make_row(problem, shape, rate * (1 - 200 / (shape.seqlen_k + 300)), kernel)
         for shape in shapes
         for kernel, rate in (("flash", 360.0), ("cudnn", 640.0), ("fa4", 740.0))
     ]
@@ -236,7 +260,10 @@ def test_ceilings_are_lines_and_rows_are_marks():
 
 
 def test_the_label_of_the_lower_ceiling_of_a_dtype_is_below_its_line():
-    roofs = build_roofs([product(0.08), product(0.09, "sustained"), product(0.3, dtype="float32")], L2)
+    roofs = build_roofs(
+        [make_matmul_ceiling(0.08), make_matmul_ceiling(0.09, "sustained"), make_matmul_ceiling(0.3, dtype="float32")],
+        L2,
+    )
     chart = make_roofline_chart(roofs, [], HEADER)
     axes = draw_figure(chart).axes[0]
     height_by_label = {text.get_text(): text.xyann[1] for text in axes.texts}
@@ -250,19 +277,19 @@ def test_the_label_of_the_lower_ceiling_of_a_dtype_is_below_its_line():
 
 
 def test_a_mark_without_a_roof_in_its_regime_is_hollow():
-    roofs = build_roofs([product(1693.0), read(16 * GIB, 4.39)], L2)
-    unknown = replace(DECODE[1], regime="sustained")
-    chart = make_roofline_chart(roofs, select_roofline_points([DECODE[0], unknown], roofs, {}), HEADER)
+    roofs = build_roofs([make_matmul_ceiling(1693.0), make_bandwidth_ceiling(16 * GIB, 4.39)], L2)
+    row_without_roof = replace(DECODE[1], regime="sustained")
+    chart = make_roofline_chart(roofs, select_roofline_points([DECODE[0], row_without_roof], roofs, {}), HEADER)
     assert [mark.has_roof for mark in chart.markers] == [True, False]
     assert "hollow marks" in chart.notes[0]
     marks = [line for line in draw_figure(chart).axes[0].lines if line.get_linestyle() == "None"]
     assert [mark.get_markerfacecolor() == "white" for mark in marks] == [False, True]
-    known = make_roofline_chart(roofs, select_roofline_points(DECODE, roofs, {}), HEADER)
-    assert "hollow" not in known.notes[0] and "thin" not in known.notes[0]
+    chart_with_roofs = make_roofline_chart(roofs, select_roofline_points(DECODE, roofs, {}), HEADER)
+    assert "hollow" not in chart_with_roofs.notes[0] and "thin" not in chart_with_roofs.notes[0]
 
 
 def test_a_slow_memory_is_drawn_in_the_unit_of_its_table():
-    chart = make_kernels_chart([row(BandwidthProblem("read"), BandwidthShape(GIB), 0.05)], HEADER)
+    chart = make_kernels_chart([make_row(BandwidthProblem("read"), BandwidthShape(GIB), 0.05)], HEADER)
     (panel,) = chart.panels
     assert panel.unit == "GB/s"
     assert panel.points[0].y == pytest.approx(50)
@@ -271,7 +298,7 @@ def test_a_slow_memory_is_drawn_in_the_unit_of_its_table():
 def test_labels_touch_neither_one_another_nor_a_mark():
     from matplotlib.text import Annotation, Text
 
-    chart = make_roofline_chart(ROOFS, select_roofline_points([*DECODE, *attention()], ROOFS, {}), HEADER)
+    chart = make_roofline_chart(ROOFS, select_roofline_points([*DECODE, *make_attention_rows()], ROOFS, {}), HEADER)
     axes = draw_figure(chart).axes[0]
     series = {mark.series for mark in chart.markers}
     labels = [each for each in axes.texts if isinstance(each, Annotation) and each.get_text() in series]
@@ -286,21 +313,21 @@ def test_labels_touch_neither_one_another_nor_a_mark():
 # -- export for TraceLens ----------------------------------------------------------------------------------------------
 
 
-def test_tracelens_is_told_what_was_measured_and_nothing_else():
-    told = make_tracelens_architecture(ROOFS, 150 * 10**9)
-    assert told["name"] == "H200"
-    assert told["max_achievable_tflops"] == {"matrix_bf16": 707.0, "matrix_fp8": 1693.0}
-    assert (told["mem_bw_gbps"], told["memory_gb"]) == (4380.0, 140)
-    assert told["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
-    alone = make_tracelens_architecture(build_roofs([product(862.0)], None), None)
-    assert "mem_bw_gbps" not in alone and "memory_gb" not in alone
+def test_the_export_for_tracelens_has_only_measured_rates():
+    architecture = make_tracelens_architecture(ROOFS, 150 * 10**9)
+    assert architecture["name"] == "H200"
+    assert architecture["max_achievable_tflops"] == {"matrix_bf16": 707.0, "matrix_fp8": 1693.0}
+    assert (architecture["mem_bw_gbps"], architecture["memory_gb"]) == (4380.0, 140)
+    assert architecture["_regimes"] == {"matrix_bf16": "sustained", "matrix_fp8": "burst", "mem_bw_gbps": "sustained"}
+    architecture_without_bandwidth = make_tracelens_architecture(build_roofs([make_matmul_ceiling(862.0)], None), None)
+    assert "mem_bw_gbps" not in architecture_without_bandwidth and "memory_gb" not in architecture_without_bandwidth
 
 
-def test_a_product_with_an_unusual_output_is_no_roof_of_its_dtype():
-    alone = ceiling(1500.0, device="H200", problem=MatmulProblem("int8", "int8"))
+def test_a_matmul_with_an_unusual_output_dtype_is_not_a_roof():
+    unusual = ceiling(1500.0, device="H200", problem=MatmulProblem("int8", "int8"))
     usual = ceiling(1000.0, device="H200", problem=MatmulProblem("int8", "int32"))
-    assert make_tracelens_architecture(build_roofs([alone], None), None)["max_achievable_tflops"] == {}
-    roofs = build_roofs([alone, usual, read(16 * GIB, 4.39)], L2)
+    assert make_tracelens_architecture(build_roofs([unusual], None), None)["max_achievable_tflops"] == {}
+    roofs = build_roofs([unusual, usual, make_bandwidth_ceiling(16 * GIB, 4.39)], L2)
     assert make_tracelens_architecture(roofs, None)["max_achievable_tflops"] == {"matrix_int8": 1000.0}
-    row_of_int8 = row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
+    row_of_int8 = make_row(MatmulProblem("int8", "int32"), MatmulShape(SIDE, SIDE, SIDE), 500.0)
     assert make_roofline_point(row_of_int8, roofs, "").roof_share == pytest.approx(0.5)

@@ -11,84 +11,86 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
-PRODUCT = ["run", "mamf.testing:SimulatedMatmul", *SIMULATED, "--shape", "4096x4096x4096"]
+RUN_MATMUL = ["run", "mamf.testing:SimulatedMatmul", *SIMULATED, "--shape", "4096x4096x4096"]
 SHAPE = MatmulShape(4096, 4096, 4096)
 
 
 @pytest.fixture
 def windows(monkeypatch):
     """Return a list with an entry for each profiler window: name, launches before it, launches inside it, device."""
-    found = []
+    windows = []
 
     @contextmanager
     def window(self, name):
         before = self.launch_count
         yield
-        found.append((name, before, self.launch_count - before, self))
+        windows.append((name, before, self.launch_count - before, self))
 
     monkeypatch.setattr(SimulatedBackend, "open_profiler_window", window)
-    return found
+    return windows
 
 
 @pytest.mark.parametrize(
-    ("given", "before", "within"), [([], 1, 1), (["--launches", "5"], 1, 5), (["--no-verify"], 1, 1)]
+    ("options", "count_before", "count_within"), [([], 1, 1), (["--launches", "5"], 1, 5), (["--no-verify"], 1, 1)]
 )
-def test_exactly_the_launches_asked_for_stand_in_the_window(run, windows, given, before, within):
-    code, out, err = run(*PRODUCT, *given)
+def test_the_window_contains_exactly_the_requested_launches(run, windows, options, count_before, count_within):
+    code, out, err = run(*RUN_MATMUL, *options)
     assert (code, err) == (0, "")
     ((name, *launches, device),) = windows
-    assert (name, launches) == ("simulated.mm 4096x4096x4096", [before, within])
-    assert device.launch_count == before + within
-    assert ("not verified" in out) == ("--no-verify" in given)
+    assert (name, launches) == ("simulated.mm 4096x4096x4096", [count_before, count_within])
+    assert device.launch_count == count_before + count_within
+    assert ("not verified" in out) == ("--no-verify" in options)
 
 
 def test_a_wrong_result_is_refused(run, monkeypatch):
-    opened = SimulatedBackend.__init__
+    initialize = SimulatedBackend.__init__
 
-    def faulty(self, *arguments):
-        opened(self, *arguments)
+    def initialize_with_fault(self, *arguments):
+        initialize(self, *arguments)
         self.faults[SHAPE] = "wrong_result"
 
-    monkeypatch.setattr(SimulatedBackend, "__init__", faulty)
-    code, out, err = run(*PRODUCT)
+    monkeypatch.setattr(SimulatedBackend, "__init__", initialize_with_fault)
+    code, out, err = run(*RUN_MATMUL)
     assert (code, out) == (1, "")
     assert "relative error 1 against float64; the limit is 0.008" in err
-    assert run(*PRODUCT, "--no-verify")[0] == 0
+    assert run(*RUN_MATMUL, "--no-verify")[0] == 0
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(RuntimeError("an illegal instruction"), "failed: RuntimeError"), (MemoryError(), "failed")]
+    ("error", "message"), [(RuntimeError("an illegal instruction"), "failed: RuntimeError"), (MemoryError(), "failed")]
 )
-def test_what_a_launch_throws_is_told_in_a_line(backend, error, told):
+def test_an_error_of_a_launch_is_reported_in_one_line(backend, error, message):
     backend.faults[SHAPE] = error
-    with pytest.raises(DeviceError, match=told):
+    with pytest.raises(DeviceError, match=message):
         launch_in_profiler_window(SimulatedMatmul(), MatmulProblem(), SHAPE, backend)
 
 
 @pytest.mark.parametrize(
-    ("digests", "told"),
+    ("digests", "message"),
     [
         (iter("aaaaaaaaaa"), "gave bitwise equal results"),
         (iter("aaaabaaaaa"), "did not all give bitwise equal results"),
     ],
 )
-def test_further_launches_are_held_to_one_another(run, monkeypatch, digests, told):
+def test_determinism_compares_the_results_of_further_launches(run, monkeypatch, digests, message):
     monkeypatch.setattr(SimulatedBackend, "compute_digest", lambda self, result: next(digests))
-    code, out, _ = run(*PRODUCT, "--determinism")
+    code, out, _ = run(*RUN_MATMUL, "--determinism")
     assert code == 0
-    assert told in out
+    assert message in out
 
 
-def test_what_cannot_be_read_is_not_said_to_be_equal(run, monkeypatch):
+def test_results_without_a_checksum_are_not_called_bitwise_equal(run, monkeypatch):
     prepare = SimulatedMatmul.prepare
     monkeypatch.setattr(
         SimulatedMatmul,
         "prepare",
-        lambda self, *asked, **options: dataclasses.replace(prepare(self, *asked, **options), queue_checksum=None),
+        lambda self, *arguments, **options: dataclasses.replace(
+            prepare(self, *arguments, **options), queue_checksum=None
+        ),
     )
-    out = run(*PRODUCT, "--determinism")[1]
+    out = run(*RUN_MATMUL, "--determinism")[1]
     assert "is unknown" in out
-    assert "last bit" not in out
+    assert "bitwise equal" not in out
 
 
 def test_the_parts_of_eager_attention_are_a_table(run):

@@ -31,14 +31,14 @@ PLAN = sweep_plan(
 SUMMARY = {"status": "complete", "reason": "", "measured": 0, "left": 0, "elapsed_seconds": 1.0, "best": {}}
 
 
-def header(plan=PLAN):
+def make_header():
     return {
         "tool": {"name": "mamf", "version": "0", "commit": None},
         "device": {"backend": "simulated", "index": 0, "name": "x", "vendor": "y"},
         "timer": "device events",
         "environment": {"packages": {}},
         "kernel": "simulated.mm",
-        "plan": make_plan_record(plan),
+        "plan": make_plan_record(PLAN),
     }
 
 
@@ -52,7 +52,7 @@ def rows():
 @pytest.fixture
 def log_path(tmp_path, rows):
     path = tmp_path / "run.jsonl"
-    with RunLogWriter.create(path, header()) as writer:
+    with RunLogWriter.create(path, make_header()) as writer:
         for row in rows:
             writer.write("measurement", make_measurement_record(row))
         writer.write("summary", make_summary_record(rows, RunEnd("complete", "", 1.0)))
@@ -70,12 +70,12 @@ def test_a_log_reads_back_as_it_was_written(log_path, rows):
 def test_a_log_stores_counts_with_more_than_64_bits(tmp_path):
     plan = sweep_plan([MatmulShape(2 * 10**6, 2 * 10**6, 2 * 10**6)], MatmulProblem(), kernel="simulated.mm")
     [row] = OneKernelStrategy(setup_of(plan, [SimulatedMatmul()], SimulatedBackend())).yield_results()
-    with RunLogWriter.create(tmp_path / "run.jsonl", header()) as writer:
+    with RunLogWriter.create(tmp_path / "run.jsonl", make_header()) as writer:
         writer.write("measurement", make_measurement_record(row))
     assert read_run_log(tmp_path / "run.jsonl").measurements == [row]
 
 
-def test_rows_behind_a_summary_are_of_a_run_that_is_not_over(log_path, rows):
+def test_a_log_with_a_row_after_its_summary_is_interrupted(log_path, rows):
     log, writer = RunLogWriter.resume(log_path)
     assert log.tier == "complete"
     with writer:
@@ -91,13 +91,13 @@ def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
     end = cut % (len(data) + 1)
     part = log_path.with_name("cut.jsonl")
     part.write_bytes(data[:end])
-    whole = data[:end].count(b"\n")
-    if whole == 0:
+    whole_line_count = data[:end].count(b"\n")
+    if whole_line_count == 0:
         with pytest.raises(RunLogError, match="no complete line"):
             read_run_log(part)
         return
     log = read_run_log(part)
-    assert len(log.measurements) == min(whole - 1, len(read_run_log(log_path).measurements))
+    assert len(log.measurements) == min(whole_line_count - 1, len(read_run_log(log_path).measurements))
     resumed, writer = RunLogWriter.resume(part)
     assert resumed.measurements == log.measurements
     assert part.read_bytes() == data[:end]
@@ -108,17 +108,17 @@ def test_a_log_cut_anywhere_reads_up_to_its_last_whole_line(log_path, cut):
     assert part.read_bytes().startswith(data[: log.valid_bytes])
 
 
-def test_a_full_disk_is_one_clear_error_and_leaves_the_log_whole(log_path, rows, monkeypatch):
+def test_a_full_disk_is_one_clear_error_and_leaves_the_log_unchanged(log_path, rows, monkeypatch):
     before = log_path.read_bytes()
     real_write = os.write
 
-    def half_written(descriptor, data):
+    def write_most(descriptor, data):
         if len(data) < 50:  # the rest of a line after the first call, which wrote all but 10 bytes
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return real_write(descriptor, data[: len(data) - 10])
 
     with RunLogWriter.resume(log_path)[1] as writer:
-        monkeypatch.setattr(os, "write", half_written)
+        monkeypatch.setattr(os, "write", write_most)
         with pytest.raises(RunLogWriteError, match="No space left"):
             writer.write("measurement", make_measurement_record(rows[1]))
     assert log_path.read_bytes() == before
@@ -155,7 +155,7 @@ def test_a_bad_header_is_named(tmp_path, line, complaint):
 )
 def test_a_broken_line_is_named(tmp_path, line, complaint):
     path = tmp_path / "bad.jsonl"
-    RunLogWriter.create(path, header()).close()
+    RunLogWriter.create(path, make_header()).close()
     with path.open("a") as file:
         file.write(line + "\n")
     with pytest.raises(RunLogError, match=complaint):
@@ -192,10 +192,10 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path):
 
 
 @pytest.fixture
-def names(monkeypatch, request):
+def set_names(monkeypatch, request):
     """Return a function that makes mamf see these names of the host and of the user."""
 
-    def called(host, user):
+    def set_host_and_user(host, user):
         _compile_private_name_rules.cache_clear()
         scrub_text.cache_clear()
         monkeypatch.setattr("socket.gethostname", lambda: host)
@@ -203,7 +203,7 @@ def names(monkeypatch, request):
 
     request.addfinalizer(_compile_private_name_rules.cache_clear)
     request.addfinalizer(scrub_text.cache_clear)
-    return called
+    return set_host_and_user
 
 
 @pytest.mark.parametrize(
@@ -225,105 +225,116 @@ def names(monkeypatch, request):
         ("no /opt/lib.so and 3 TB/s, no /dev/x and a/b", "no <path>/lib.so and 3 TB/s, no <path>/x and a/b"),
     ],
 )
-def test_private_parts_of_every_spelling_are_scrubbed(text, clean, names):
-    names("h1", "alice")
+def test_private_parts_of_every_spelling_are_scrubbed(text, clean, set_names):
+    set_names("h1", "alice")
     assert scrub_text(text) == clean
     assert scrub_text(clean) == clean
 
 
-def test_what_a_log_lost_while_it_was_waited_for_is_not_cut_off(log_path):
-    """Check that a log cannot be resumed while another process writes it, and that resuming it later keeps all records.
+def test_a_log_cannot_be_resumed_while_another_process_writes_it(log_path):
+    with RunLogWriter.resume(log_path)[1], pytest.raises(UsageError, match="another process is writing"):
+        RunLogWriter.resume(log_path)
 
-    mamf cuts a resumed log at the end of the last line that it has read. It must not cut off records that the other
-    process wrote after that.
+
+def test_resuming_keeps_records_that_another_process_writes_just_before_the_log_is_locked(log_path, monkeypatch):
+    """Let another process write its last record and close the log just before mamf locks it.
+
+    mamf cuts a resumed log at the end of the last line that it has read. If it read the log before it locked the log,
+    it would cut off this record.
     """
+    fcntl = pytest.importorskip("fcntl")
     _, first = RunLogWriter.resume(log_path)
-    with first:
-        with pytest.raises(UsageError, match="another process is writing"):
-            RunLogWriter.resume(log_path)
-        first.write("summary", SUMMARY | {"reason": "of the first"})
-    whole = log_path.read_bytes()
+    lock, contents = fcntl.flock, []
+
+    def finish_first_and_lock(*arguments):
+        if first.is_open:
+            first.write("summary", SUMMARY | {"reason": "of the first"})
+            first.close()
+            contents.append(log_path.read_bytes())
+        lock(*arguments)
+
+    monkeypatch.setattr(fcntl, "flock", finish_first_and_lock)
     log, second = RunLogWriter.resume(log_path)
     with second:
         second.write_resume_record(log, {})
     assert log.summary["reason"] == "of the first"
-    assert log_path.read_bytes().startswith(whole)
+    assert log_path.read_bytes().startswith(contents[0])
 
 
-def test_what_json_has_no_value_for_leaves_no_file(tmp_path):
+def test_a_header_that_json_cannot_store_leaves_no_file(tmp_path):
     with pytest.raises(RunLogWriteError, match="cannot be written as JSON"):
-        RunLogWriter.create(tmp_path / "run.jsonl", header() | {"settings": {"tuned": object()}})
+        RunLogWriter.create(tmp_path / "run.jsonl", make_header() | {"settings": {"tuned": object()}})
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("call", ["open", "fsync", "link"])
-def test_a_log_has_its_header_from_the_first_moment_on(tmp_path, monkeypatch, call):
+def test_an_interrupted_process_leaves_no_log_without_a_header(tmp_path, monkeypatch, call):
     """Interrupt the process right after each system call that creates a log. Either the file must not exist, or it must
     contain the whole header.
     """
-    real, path = getattr(os, call), tmp_path / "run.jsonl"
+    system_call, path = getattr(os, call), tmp_path / "run.jsonl"
 
-    def interrupted(*arguments, **options):
-        real(*arguments, **options)
+    def call_and_interrupt(*arguments, **options):
+        system_call(*arguments, **options)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(os, call, interrupted)
+    monkeypatch.setattr(os, call, call_and_interrupt)
     with pytest.raises(KeyboardInterrupt):
-        RunLogWriter.create(path, header())
+        RunLogWriter.create(path, make_header())
     monkeypatch.undo()
-    assert [each.name for each in tmp_path.iterdir()] == ([] if call == "fsync" else ["run.jsonl"])
+    assert [file.name for file in tmp_path.iterdir()] == ([] if call == "fsync" else ["run.jsonl"])
     assert call == "fsync" or read_run_log(path).measurements == []
 
 
 def test_a_full_disk_leaves_no_empty_log(tmp_path, monkeypatch):
-    def full(descriptor):
+    def fail(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(RunLogWriteError, match="No space left"):
-        RunLogWriter.create(tmp_path / "run.jsonl", header())
+        RunLogWriter.create(tmp_path / "run.jsonl", make_header())
     assert not list(tmp_path.iterdir())
 
 
 def test_a_command_line_that_is_not_utf8_is_read_back(tmp_path):
     path = tmp_path / "run.jsonl"
-    RunLogWriter.create(path, header() | {"notes": "t\udce9st"}).close()
+    RunLogWriter.create(path, make_header() | {"notes": "t\udce9st"}).close()
     assert read_run_log(path).header["notes"] == "t\udce9st"
 
 
-def leaves(value, path=()):
+def yield_paths(value, path=()):
     """Yield the path to each value in a record, as keys and indices. Of a list, use only the first item."""
     if isinstance(value, dict) and value:
-        for name, each in value.items():
-            yield from leaves(each, (*path, name))
+        for name, item in value.items():
+            yield from yield_paths(item, (*path, name))
     elif isinstance(value, list) and value:
-        yield from leaves(value[0], (*path, 0))
+        yield from yield_paths(value[0], (*path, 0))
     else:
         yield path
 
 
-ODD = [None, True, "text", -1, 0, 1.5, 1e308, 10**30, [], {}, ["a"], {"a": 1}]
+ODD_VALUES = [None, True, "text", -1, 0, 1.5, 1e308, 10**30, [], {}, ["a"], {"a": 1}]
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(st.data())
-def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
+def test_a_log_with_an_odd_value_can_be_shown_or_is_refused_with_its_line(log_path, data):
     """Replace a random value in a log by an odd one. mamf must either refuse the log and name the line, or be able to
     show the log in every format.
     """
     lines = log_path.read_text().splitlines()
     number = data.draw(st.integers(0, len(lines) - 1))
     record = json.loads(lines[number])
-    *way, name = data.draw(st.sampled_from(list(leaves(record))))
-    holder = record
-    for each in way:
-        holder = holder[each]
-    holder[name] = data.draw(st.sampled_from(ODD))
+    *keys, name = data.draw(st.sampled_from(list(yield_paths(record))))
+    container = record
+    for key in keys:
+        container = container[key]
+    container[name] = data.draw(st.sampled_from(ODD_VALUES))
     lines[number] = json.dumps(record)
-    spoiled = log_path.with_name("spoiled.jsonl")
-    spoiled.write_text("\n".join(lines) + "\n")
+    changed_log = log_path.with_name("changed.jsonl")
+    changed_log.write_text("\n".join(lines) + "\n")
     try:
-        log = read_run_log(spoiled)
+        log = read_run_log(changed_log)
     except RunLogError as error:
         assert f"line {number + 1}: " in str(error)
         return
@@ -331,7 +342,7 @@ def test_a_log_as_read_is_well_typed_or_names_its_line(log_path, data):
         assert render(form, log.measurements, log.header, log.summary)
 
 
-def with_sample(log_path, field, seconds):
+def add_sample(log_path, field, seconds):
     """Add a sample to the first row of a log, and return the path of the log."""
     lines = log_path.read_text().splitlines()
     record = json.loads(lines[1])
@@ -349,7 +360,7 @@ def with_sample(log_path, field, seconds):
 )
 def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
     with pytest.raises(RunLogError, match=rf"line 2: field {field}\[0\]: expected `float` [<>]"):
-        read_run_log(with_sample(log_path, field, seconds))
+        read_run_log(add_sample(log_path, field, seconds))
 
 
 @pytest.mark.parametrize("name", ["reference_tflops", "checked launches", "held_bytes"])
@@ -359,14 +370,15 @@ def test_a_sample_that_no_launch_takes_is_refused(log_path, field, seconds):
 )
 def test_a_detail_that_mamf_computes_with_must_be_a_number(log_path, name, value, complaint):
     with pytest.raises(RunLogError, match=f"line 2: .*{complaint}"):
-        read_run_log(with_details(log_path, {name: value}))
+        read_run_log(set_details(log_path, {name: value}))
 
 
 def test_a_detail_without_a_value_is_missing(log_path):
-    assert read_run_log(with_details(log_path, {"bound": None, "note": "x"})).measurements[0].details == {"note": "x"}
+    assert read_run_log(set_details(log_path, {"bound": None, "note": "x"})).measurements[0].details == {"note": "x"}
 
 
-def with_details(log_path, details):
+def set_details(log_path, details):
+    """Set the details of the first row of a log, and return the path of the log."""
     lines = log_path.read_text().splitlines()
     lines[1] = json.dumps(json.loads(lines[1]) | {"details": details})
     log_path.write_text("\n".join(lines) + "\n")
@@ -394,10 +406,10 @@ def test_a_row_of_another_operation_is_refused(log_path, name):
 
 
 def test_a_number_of_the_device_with_more_than_64_bits_is_refused(log_path):
-    header, *rest = log_path.read_text().splitlines(keepends=True)
-    record = json.loads(header)
+    header_line, *other_lines = log_path.read_text().splitlines(keepends=True)
+    record = json.loads(header_line)
     record["device"]["memory_bytes"] = 10**400
-    log_path.write_text(json.dumps(record) + "\n" + "".join(rest))
+    log_path.write_text(json.dumps(record) + "\n" + "".join(other_lines))
     with pytest.raises(RunLogError, match="a number in the device's record has more than 64 bits"):
         read_run_log(log_path)
 
@@ -406,7 +418,7 @@ def test_a_number_of_the_device_with_more_than_64_bits_is_refused(log_path):
 def test_a_check_that_found_a_problem_before_or_after_resuming_is_not_also_ok(is_first_ok):
     ok, warning = "ok   cpu load: the CPU is 0 % busy", "WARN cpu load: the CPU is 80 % busy; times vary"
     clock = "ok   clocks: not limited"
-    first, later = (ok, warning) if is_first_ok else (warning, ok)
-    header = {"findings": [first, clock]}
-    add_findings_to_header(header, [later, clock])
+    first_finding, later_finding = (ok, warning) if is_first_ok else (warning, ok)
+    header = {"findings": [first_finding, clock]}
+    add_findings_to_header(header, [later_finding, clock])
     assert sorted(header["findings"]) == [warning, clock]

@@ -17,11 +17,11 @@ def test_a_range_that_makes_no_sense_is_refused(bounds):
 
 
 @given(st.integers(0, 5000), st.integers(1, 20000), st.integers(1, 600))
-def test_every_size_of_a_range_is_a_step_below_the_stop(start, stop, step):
+def test_the_sizes_of_a_range_are_one_step_apart_and_below_the_stop(start, stop, step):
     try:
-        found = parse_range(start, stop, step)
+        sizes = parse_range(start, stop, step)
     except UsageError:
         assert (start or step) >= stop
         return
-    assert all(0 < size < stop for size in found)
-    assert all(later - earlier == step for earlier, later in itertools.pairwise(found))
+    assert all(0 < size < stop for size in sizes)
+    assert all(later - earlier == step for earlier, later in itertools.pairwise(sizes))

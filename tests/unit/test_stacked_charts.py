@@ -13,24 +13,24 @@ from mamf.report.page import make_picture_template_values
 from mamf.statistics import summarize_samples
 
 HEADER = {"device": {"name": "x"}, "environment": {}}
-OF_LOG = {"source": "given", "description": "of a log", "device": "x"}
-KNOWN = {("bfloat16", "sustained"): Rate(rate=500.0, dtype="bfloat16", regime="sustained", **OF_LOG)}
+RATE_FIELDS = {"source": "given", "description": "of a log", "device": "x"}
+KNOWN_CEILINGS = {("bfloat16", "sustained"): Rate(rate=500.0, dtype="bfloat16", regime="sustained", **RATE_FIELDS)}
 MILLISECONDS = {"forward": 10.0, "forward-backward": 31.0, "step": 34.0}
 
 
-def row(phase="step", context=1024, milliseconds=None, kernel="torch[sdpa]", **fields):
+def make_row(phase="step", milliseconds=None, kernel="torch[sdpa]"):
     samples = [(milliseconds or MILLISECONDS[phase]) / 1e3] * 10
-    problem = ModelProblem(phase=phase, **fields)
+    problem = ModelProblem(phase=phase)
     summary = summarize_samples(samples, "mean")
-    shape = ModelShape(8, context)
+    shape = ModelShape(8, 1024)
     return Measurement(shape, kernel, problem, "sustained", "mean", "ok", "", summary, tuple(samples), launch_count=10)
 
 
-STEP = [row(phase) for phase in TRAINING_PHASES]
+STEP_ROWS = [make_row(phase) for phase in TRAINING_PHASES]
 
 
-def parts(rows):
-    return [bar.parts for panel in make_model_chart(rows, KNOWN, HEADER).panels for bar in panel.bars]
+def list_bar_parts(rows):
+    return [bar.parts for panel in make_model_chart(rows, KNOWN_CEILINGS, HEADER).panels for bar in panel.bars]
 
 
 @pytest.mark.parametrize(
@@ -42,19 +42,19 @@ def parts(rows):
         (["step"], {"forward and backward and optimizer step": 34}),
     ],
 )
-def test_a_phase_is_the_difference_to_what_it_holds(phases, expected):
-    (found,) = parts([row(phase) for phase in phases])
-    assert dict(found) == pytest.approx(expected)
-    assert list(dict(found)) == list(expected)
-    notes = make_model_chart([row(phase) for phase in phases], KNOWN, HEADER).notes
+def test_a_phase_is_the_difference_to_the_phase_that_it_contains(phases, expected):
+    (bar_parts,) = list_bar_parts([make_row(phase) for phase in phases])
+    assert dict(bar_parts) == pytest.approx(expected)
+    assert list(dict(bar_parts)) == list(expected)
+    notes = make_model_chart([make_row(phase) for phase in phases], KNOWN_CEILINGS, HEADER).notes
     assert any("differences" in note for note in notes) == (len(phases) > 1)
 
 
 def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
-    rows = [*STEP, row("step", kernel="compiled", milliseconds=30.0)]
-    chart = make_model_chart(rows, KNOWN, HEADER)
+    rows = [*STEP_ROWS, make_row("step", kernel="compiled", milliseconds=30.0)]
+    chart = make_model_chart(rows, KNOWN_CEILINGS, HEADER)
     (panel,) = chart.panels
-    shares = [100 * each.best_rate / 500 for each in (STEP[-1], rows[-1])]
+    shares = [100 * each.best_rate / 500 for each in (STEP_ROWS[-1], rows[-1])]
     assert [bar.label for bar in panel.bars] == [
         f"torch[sdpa] ({shares[0]:.1f} % MAMFU)",
         f"compiled ({shares[1]:.1f} % MAMFU)",
@@ -67,8 +67,10 @@ def test_on_a_page_a_chart_of_many_bars_is_high_but_no_wider_and_cuts_no_label()
         f"kernel-{number}" for number in range(8)
     ]
     few, many = (
-        make_picture_template_values(make_model_chart([row(kernel=name) for name in some], KNOWN, HEADER))["pictures"]
-        for some in (names[:2], names)
+        make_picture_template_values(
+            make_model_chart([make_row(kernel=name) for name in chart_names], KNOWN_CEILINGS, HEADER)
+        )["pictures"]
+        for chart_names in (names[:2], names)
     )
     sizes = [re.search('viewBox="0 0 (.*?) (.*?)"', svg).groups() for (svg,) in (few, many)]
     (few_width, few_height), (many_width, many_height) = (map(float, size) for size in sizes)

@@ -21,7 +21,7 @@ from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.testing import SimulatedBackend
 from mamf.testing.simulated_kernels import SimulatedMatmul
 
-HELD_BACK, AT_BOOST = Conditions(clock_hz=1.47e9), Conditions(clock_hz=1.98e9)
+THROTTLED, AT_BOOST = Conditions(clock_hz=1.47e9), Conditions(clock_hz=1.98e9)
 
 
 class TwoStates(SimulatedBackend):
@@ -57,23 +57,23 @@ class Swinging(SimulatedBackend):
         return super()._compute_time_factor() * (1 + 0.04 * math.exp(-loaded / 3) * math.sin(2 * math.pi * loaded))
 
 
-def test_what_the_power_limit_slows_is_confirmed_by_visits_that_start_anew():
-    loaded = SustainedRegime(SimulatedBackend())
-    assert loaded.make_confirmation_regime(HELD_BACK, 9.0).settling_seconds_after_rest
-    assert loaded.make_confirmation_regime(
+def test_rows_that_the_power_limit_slows_are_confirmed_by_visits_after_a_rest():
+    regime = SustainedRegime(SimulatedBackend())
+    assert regime.make_confirmation_regime(THROTTLED, 9.0).settling_seconds_after_rest
+    assert regime.make_confirmation_regime(
         Conditions(clock_hz=0.97 * 1.98e9), 9.0
     ).settling_seconds_after_rest  # only 3 % below its maximum, but throttled
-    assert loaded.make_confirmation_regime(Conditions(), 9.0).settling_seconds_after_rest  # the clock is unknown
-    assert loaded.make_confirmation_regime(AT_BOOST, 9.0) is loaded
+    assert regime.make_confirmation_regime(Conditions(), 9.0).settling_seconds_after_rest  # the clock is unknown
+    assert regime.make_confirmation_regime(AT_BOOST, 9.0) is regime
 
 
-def rate_of(backend, seconds, **changed):
+def measure_rate(backend, seconds, **attributes):
     """Measure a shape in a visit that begins with a rest and takes about ``seconds``. Return its rate and its duration.
 
-    ``changed``: attributes of the regime to replace.
+    ``attributes``: attributes of the regime to replace.
     """
-    regime = SustainedRegime(backend).make_confirmation_regime(HELD_BACK, seconds)
-    for name, value in changed.items():
+    regime = SustainedRegime(backend).make_confirmation_regime(THROTTLED, seconds)
+    for name, value in attributes.items():
         setattr(regime, name, value)
     pool, shape = backend.make_operand_pool("normal", 0), MatmulShape(16896, 2048, 65536)
     row = measure_row(SimulatedMatmul(), MatmulProblem(), shape, regime, pool, StoppingRule(max_seconds=0.0))
@@ -81,67 +81,67 @@ def rate_of(backend, seconds, **changed):
 
 
 @pytest.mark.parametrize("seconds", [0.0, 2.9, 3.3, 3.8, 4.8, math.inf])
-def test_a_visit_that_starts_anew_is_of_whole_swings(seconds):
+def test_a_visit_after_a_rest_lasts_for_whole_swings(seconds):
     backend = Swinging()
-    steady, _ = rate_of(SimulatedBackend(), math.inf)
-    rate, took = rate_of(backend, seconds)
-    assert rate == pytest.approx(steady, rel=0.004)
-    assert took <= max(seconds, SustainedRegime.compute_min_visit_seconds_with_rest(backend))
-    assert rate_of(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady, rel=0.004)
+    steady_rate, _ = measure_rate(SimulatedBackend(), math.inf)
+    rate, visit_seconds = measure_rate(backend, seconds)
+    assert rate == pytest.approx(steady_rate, rel=0.004)
+    assert visit_seconds <= max(seconds, SustainedRegime.compute_min_visit_seconds_with_rest(backend))
+    assert measure_rate(backend, seconds, visit_seconds=0.4)[0] != pytest.approx(steady_rate, rel=0.004)
 
 
-@pytest.mark.parametrize("swing", [0.3, 0.9, 1.0, 1.5, 3.0])
+@pytest.mark.parametrize("swing_seconds", [0.3, 0.9, 1.0, 1.5, 3.0])
 @pytest.mark.parametrize("seconds", [0.0, 4.3, math.inf])
-def test_what_a_visit_measures_is_of_whole_swings_whatever_their_period(swing, seconds):
+def test_a_visit_lasts_for_whole_swings_of_any_period(swing_seconds, seconds):
     backend = SimulatedBackend()
-    backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing)
-    regime = SustainedRegime(backend).make_confirmation_regime(HELD_BACK, seconds)
-    for loaded in (regime.visit_seconds, regime.settling_seconds_after_rest):
-        assert loaded / swing == pytest.approx(round(loaded / swing))
-        assert loaded >= swing * 0.999
+    backend.sustained_traits = replace(backend.sustained_traits, swing_seconds=swing_seconds)
+    regime = SustainedRegime(backend).make_confirmation_regime(THROTTLED, seconds)
+    for loaded_seconds in (regime.visit_seconds, regime.settling_seconds_after_rest):
+        assert loaded_seconds / swing_seconds == pytest.approx(round(loaded_seconds / swing_seconds))
+        assert loaded_seconds >= swing_seconds * 0.999
     assert (
         regime.fixed_visit_seconds <= max(seconds, SustainedRegime.compute_min_visit_seconds_with_rest(backend)) + 1e-9
     )
 
 
-def confirmed_rows(seed, kernel=None):
+def confirm_candidates(seed, kernel=None):
     """Confirm the best of two candidates on a fresh device, and return the rows of all rounds."""
     backend, kernel, problem = TwoStates(seed=seed), kernel or SimulatedMatmul(), MatmulProblem()
-    run = Runner(backend)
-    confirmation = ConfirmationRounds(run, problem, {kernel.name: kernel}, 0.003, random.Random(seed), math.inf)
+    runner = Runner(backend)
+    confirmation = ConfirmationRounds(runner, problem, {kernel.name: kernel}, 0.003, random.Random(seed), math.inf)
     candidates = [(MatmulShape(16896, 2048, k), kernel.name) for k in (65536, 98304)]
     regime = SustainedRegime(backend, 1.0)
-    rows = run.measure_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
+    rows = runner.measure_steps(confirmation.run_rounds(regime, candidates, RoundCounts(1, 6), math.inf, math.inf))
     return list(rows)
 
 
-def test_a_ceiling_is_of_several_states():
-    rows = confirmed_rows(seed=1)
-    confirming = [row for row in rows if row.phase == CONFIRM_PHASE]
-    assert len({row.shape for row in confirming}) == 1
-    assert len(confirming) == 6
-    rates = [row.best_rate for row in confirming]
+def test_a_ceiling_is_measured_in_several_states():
+    rows = confirm_candidates(seed=1)
+    confirmation_rows = [row for row in rows if row.phase == CONFIRM_PHASE]
+    assert len({row.shape for row in confirmation_rows}) == 1
+    assert len(confirmation_rows) == 6
+    rates = [row.best_rate for row in confirmation_rows]
     assert max(rates) / min(rates) == pytest.approx(1.013, abs=0.003)
 
 
-def test_finds_repeat_though_each_state_is_drawn():
-    rates = [find_confirmed_ceiling(confirmed_rows(seed), "a device").rate for seed in range(12)]
+def test_ceilings_are_repeatable_although_each_state_is_random():
+    rates = [find_confirmed_ceiling(confirm_candidates(seed), "a device").rate for seed in range(12)]
     assert statistics.stdev(rates) / statistics.fmean(rates) < 0.004  # it is 0.65 % if each run stays in one state
 
 
-def test_what_fails_while_it_is_confirmed_makes_way_for_the_next():
+def test_the_next_candidate_replaces_one_that_fails_while_it_is_confirmed():
     class WrongLater(SimulatedMatmul):
         """A kernel whose results become wrong at its third preparation, for the shape that is prepared then."""
 
         prepared: ClassVar[list[MatmulShape]] = []
 
-        def prepare(self, backend, problem, shape, *rest, **named):
+        def prepare(self, backend, problem, shape, *arguments, **options):
             self.prepared.append(shape)
             if len(self.prepared) >= 3 and shape == self.prepared[2]:
                 backend.faults[shape] = "wrong_result"
-            return super().prepare(backend, problem, shape, *rest, **named)
+            return super().prepare(backend, problem, shape, *arguments, **options)
 
-    rows = [row for row in confirmed_rows(1, WrongLater()) if row.phase == CONFIRM_PHASE]
-    wrong = WrongLater.prepared[2]
-    assert [row.ok for row in rows if row.shape == wrong] == [False]
-    assert sum(row.ok for row in rows if row.shape != wrong) >= 3
+    rows = [row for row in confirm_candidates(1, WrongLater()) if row.phase == CONFIRM_PHASE]
+    wrong_shape = WrongLater.prepared[2]
+    assert [row.ok for row in rows if row.shape == wrong_shape] == [False]
+    assert sum(row.ok for row in rows if row.shape != wrong_shape) >= 3

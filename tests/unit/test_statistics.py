@@ -17,7 +17,7 @@ samples = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=60)
 
 
 @given(samples)
-def test_the_interval_holds_the_median_and_stays_within_the_samples(values):
+def test_the_interval_contains_the_median_and_stays_within_the_samples(values):
     interval = compute_median_interval(values)
     assert min(values) <= interval.low <= statistics.median(values) <= interval.high <= max(values)
     assert 0 <= interval.coverage <= 1
@@ -45,23 +45,23 @@ def test_too_few_samples_give_their_range_and_say_what_it_covers(count, coverage
 
 
 def test_the_interval_covers_the_true_median_as_often_as_it_says():
-    chooser = random.Random(1)
-    hits = 0
+    random_source = random.Random(1)
+    covered_count = 0
     for _ in range(2000):
-        interval = compute_median_interval([chooser.lognormvariate(0, 1) for _ in range(20)])
-        hits += interval.low <= 1.0 <= interval.high
-    assert 0.94 <= hits / 2000 <= 0.98  # the theory says 95.9 %
+        interval = compute_median_interval([random_source.lognormvariate(0, 1) for _ in range(20)])
+        covered_count += interval.low <= 1.0 <= interval.high
+    assert 0.94 <= covered_count / 2000 <= 0.98  # the theory says 95.9 %
 
 
 @pytest.mark.parametrize("count", [9_999, 10_000, 10_001, 12_345])
 def test_ranks_of_many_samples_are_those_of_the_binomial_distribution(count):
     interval = compute_median_interval(range(count))
     assert 1.94 < (count - 1 - 2 * interval.low) / math.sqrt(count) < 2.0
-    below, term = 0, 1
+    binomial_sum, term = 0, 1
     for number in range(interval.low + 1):
-        below += term
+        binomial_sum += term
         term = term * (count - number) // (number + 1)
-    assert interval.coverage == pytest.approx(1 - 2 * below / 2**count, abs=1e-5)
+    assert interval.coverage == pytest.approx(1 - 2 * binomial_sum / 2**count, abs=1e-5)
     assert interval.coverage >= 0.95
 
 

@@ -15,27 +15,27 @@ from mamf.testing.simulated import SimulatedSensors
 GRID = tuple(matmul_grid([1024, 2048, 4096], [2048], [1024, 4096]))
 
 
-def plan_of(shapes=GRID, **fields):
+def make_plan(shapes=GRID, **fields):
     return sweep_plan(tuple(shapes), MatmulProblem(), **fields)
 
 
-def strategy(backend, plan, rows=()):
+def make_strategy(backend, plan, rows=()):
     return OneKernelStrategy(setup_of(plan, [SimulatedMatmul()], backend, rows))
 
 
-def run(backend, plan, rows=()):
-    return list(strategy(backend, plan, rows).yield_results())
+def run_sweep(backend, plan, rows=()):
+    return list(make_strategy(backend, plan, rows).yield_results())
 
 
-def build_shapes(plan):
+def list_shapes(plan):
     return [shape for _, _, shape, _ in plan.list_row_keys()]
 
 
 def test_the_order_is_shuffled_by_the_seed_and_repeats():
-    orders = [build_shapes(sweep_plan(GRID, MatmulProblem(seed=seed))) for seed in (1, 1, 2)]
+    orders = [list_shapes(sweep_plan(GRID, MatmulProblem(seed=seed))) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(GRID)
-    assert build_shapes(plan_of(order="given")) == list(GRID)
+    assert list_shapes(make_plan(order="given")) == list(GRID)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_order_is_shuffled_by_the_seed_and_repeats():
 )
 def test_a_fault_is_the_status_of_its_shape_and_the_run_goes_on(backend, fault, status, reason):
     backend.faults[GRID[2]] = fault
-    rows = {row.shape: row for row in run(backend, plan_of())}
+    rows = {row.shape: row for row in run_sweep(backend, make_plan())}
     assert rows[GRID[2]].status == status
     assert reason in rows[GRID[2]].reason
     assert "\n" not in rows[GRID[2]].reason
@@ -57,7 +57,7 @@ def test_a_fault_is_the_status_of_its_shape_and_the_run_goes_on(backend, fault, 
 
 
 def test_operands_are_reserved_for_the_largest_shape_that_fits():
-    plan = plan_of([MatmulShape(1024, 1024, 1024), MatmulShape(2048, 512, 512), MatmulShape(65536, 65536, 65536)])
+    plan = make_plan([MatmulShape(1024, 1024, 1024), MatmulShape(2048, 512, 512), MatmulShape(65536, 65536, 65536)])
     buffers = compute_largest_buffers(plan, 50 * 2**20, 10**9)
     assert buffers["a"].element_count == 2048 * 512
     assert buffers["b"].element_count == 1024 * 1024
@@ -66,14 +66,14 @@ def test_operands_are_reserved_for_the_largest_shape_that_fits():
 
 def test_impossible_samples_are_left_out_and_counted():
     backend = SimulatedBackend(physics=dataclasses.replace(Physics(), intervals_per_glitch=12))
-    rows = run(backend, plan_of())
+    rows = run_sweep(backend, make_plan())
     assert sum(len(row.implausible_samples) for row in rows) >= len(rows)
     for row in rows:
         assert row.ok
         assert row.compute_rate("fastest") < 1070
 
 
-class Underread(SimulatedSensors):
+class UnderreportingSensors(SimulatedSensors):
     """Sensors that report only ``share`` of the actual clock. Rates then look too high for the clock, as they do with a
     timer that reports too short times.
     """
@@ -88,17 +88,17 @@ class Underread(SimulatedSensors):
 @pytest.mark.parametrize(("share", "status"), [(1.0, "ok"), (0.8, "ok"), (0.6, "implausible")])
 def test_a_row_is_bounded_by_the_clock_that_was_read_during_it(share, status):
     backend = SimulatedBackend()
-    backend.telemetry = Underread(backend)
+    backend.telemetry = UnderreportingSensors(backend)
     backend.telemetry.share = share
-    rows = run(backend, plan_of([MatmulShape(8192, 8192, 8192)]))
+    rows = run_sweep(backend, make_plan([MatmulShape(8192, 8192, 8192)]))
     assert {row.status for row in rows} == {status}
     assert status == "ok" or "that the measured clock of" in rows[0].reason
 
 
 def test_a_budget_that_ends_while_the_run_prepares_still_gives_a_row(backend):
-    sweep = strategy(backend, plan_of(GRID[:2], budget_seconds=1e-9))
-    (row,) = sweep.yield_results()
-    assert (row.ok, sweep.skipped_step_count) == (True, 1)
+    strategy = make_strategy(backend, make_plan(GRID[:2], budget_seconds=1e-9))
+    (row,) = strategy.yield_results()
+    assert (row.ok, strategy.skipped_step_count) == (True, 1)
 
 
 class SlowToPrepare(SimulatedMatmul):
@@ -113,20 +113,20 @@ class SlowToPrepare(SimulatedMatmul):
 def test_a_row_on_a_cpu_that_takes_too_long_to_prepare_is_not_begun(monkeypatch, is_accelerator):
     monkeypatch.setattr(SimulatedBackend, "is_accelerator", is_accelerator)
     shapes = [MatmulShape(4096, 4096, size) for size in (4096, 8192, 131072)]  # 1, 1.7 and 22 s to prepare
-    plan = plan_of(shapes, order="given", budget_seconds=15.0)
+    plan = make_plan(shapes, order="given", budget_seconds=15.0)
     backend = SimulatedBackend()
-    sweep = OneKernelStrategy(setup_of(plan, [SlowToPrepare()], backend, ()))
-    assert [row.shape for row in sweep.yield_results()] == shapes[:2]
-    assert (sweep.skipped_step_count, backend.now() > 18.0) == (1, is_accelerator)
+    strategy = OneKernelStrategy(setup_of(plan, [SlowToPrepare()], backend, ()))
+    assert [row.shape for row in strategy.yield_results()] == shapes[:2]
+    assert (strategy.skipped_step_count, backend.now() > 18.0) == (1, is_accelerator)
 
 
-class Second(SimulatedMatmul):
+class SecondMatmul(SimulatedMatmul):
     name = "second"
 
 
-def test_under_a_budget_all_problems_have_a_row_of_a_kernel_before_any_has_the_next(backend):
-    plan = plan_of(GRID[:2], budget_seconds=100.0)
-    kernels = [SimulatedMatmul(), Second()]
+def test_a_run_with_a_budget_measures_a_kernel_for_all_problems_before_the_next_kernel(backend):
+    plan = make_plan(GRID[:2], budget_seconds=100.0)
+    kernels = [SimulatedMatmul(), SecondMatmul()]
     problems = (MatmulProblem("bfloat16"), MatmulProblem("float16"))
     plan = dataclasses.replace(plan, problems=problems, kernels=tuple(kernel.name for kernel in kernels))
     rows = list(RowsStrategy(setup_of(plan, kernels, backend, ())).yield_results())
@@ -135,35 +135,35 @@ def test_under_a_budget_all_problems_have_a_row_of_a_kernel_before_any_has_the_n
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
-def test_a_row_that_outlasts_the_budget_is_kept_where_it_is_the_first(regime):
+def test_the_first_row_is_kept_even_if_it_exceeds_the_budget(regime):
     """Check that the first row is kept, because otherwise each resumed run would measure it again in vain."""
     slow = SimulatedBackend(physics=dataclasses.replace(Physics(), matmul_peak_share=1e-4))
     shapes = [MatmulShape(8192, 8192, 8192), MatmulShape(8192, 8192, 4096)]
-    plan = plan_of(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
-    sweep = strategy(slow, plan)
-    (row,) = sweep.yield_results()
+    plan = make_plan(shapes, regimes=(regime,), budget_seconds=1.5, kernel="simulated.mm")
+    strategy = make_strategy(slow, plan)
+    (row,) = strategy.yield_results()
     assert row.ok and len(row.samples) >= 3
-    assert sweep.skipped_step_count == 1
-    (another,) = run(slow, plan, [row])
-    assert another.ok and another.shape != row.shape
+    assert strategy.skipped_step_count == 1
+    (row_of_resumed_run,) = run_sweep(slow, plan, [row])
+    assert row_of_resumed_run.ok and row_of_resumed_run.shape != row.shape
 
 
 def test_a_reference_is_visited_again_and_again(backend):
     reference = MatmulShape(8192, 8192, 8192)
-    rows = run(backend, plan_of(reference=reference, reference_every=2))
+    rows = run_sweep(backend, make_plan(reference=reference, reference_every=2))
     assert [row.is_reference for row in rows] == [True, False, False] * 3
-    figures = [row.compute_rate("median") for row in rows if row.is_reference]
-    assert max(figures) / min(figures) < 1.005
+    rates = [row.compute_rate("median") for row in rows if row.is_reference]
+    assert max(rates) / min(rates) < 1.005
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])
 def test_the_estimate_is_near_the_truth(regime):
     backend = SimulatedBackend()
     shapes = matmul_grid(range(1024, 8192, 1024), [16384], [16384])
-    plan = plan_of(shapes, regimes=(regime,))
+    plan = make_plan(shapes, regimes=(regime,))
     estimate = estimate_run_seconds(
         plan, plan.list_row_keys(), backend, measure_matmul_flops(SimulatedMatmul(), plan.problem, backend)
     )
-    begun = backend.now()
-    run(backend, plan)
-    assert 0.3 < estimate / (backend.now() - begun) < 3
+    start = backend.now()
+    run_sweep(backend, plan)
+    assert 0.3 < estimate / (backend.now() - start) < 3

@@ -36,38 +36,38 @@ class Algorithm(SimulatedMatmul):
 
 
 @pytest.fixture
-def swept(tmp_path, monkeypatch):
+def sweep(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
-    def sweep(*options):
+    def run_sweep(*options):
         code = main([*SWEEP, *options])
         return code, read_run_log("log.jsonl")
 
-    return sweep
+    return run_sweep
 
 
-def own(log):
+def get_fastest_kernels(log):
     return {str(row.shape): row.kernel for row in log.measurements if not row.phase}
 
 
-def test_the_fastest_of_each_shape_is_measured_again_and_all_are_in_the_log(swept, capsys):
-    code, log = swept("--kernel", PATH)
+def test_the_fastest_of_each_shape_is_measured_again_and_all_are_in_the_log(sweep, capsys):
+    code, log = sweep("--kernel", PATH)
     assert code == 0
-    assert own(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
-    tried = [row for row in log.measurements if row.phase == ALGORITHM_PHASE]
-    assert len(tried) == 2 * 3
+    assert get_fastest_kernels(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
+    ranking_rows = [row for row in log.measurements if row.phase == ALGORITHM_PHASE]
+    assert len(ranking_rows) == 2 * 3
     assert log.summary["best"]["burst"]["shapes"] == 2
     assert log.tier == "complete"
     assert "ranked[2]" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_goes_on_with_the_shape_in_flight(swept):
-    swept("--kernel", PATH)
+def test_an_interrupted_run_is_resumed_in_the_middle_of_a_shape(sweep):
+    sweep("--kernel", PATH)
     lines = Path("log.jsonl").read_text().splitlines(keepends=True)
     first = next(number for number, line in enumerate(lines) if json.loads(line).get("phase") == "")
     Path("log.jsonl").write_text("".join(lines[: first + 2]))  # up to the first algorithm of the second shape
     assert main([*DEVICE, "--kernel", PATH, "--resume", "log.jsonl"]) == 0
     log = read_run_log("log.jsonl")
-    assert own(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
+    assert get_fastest_kernels(log) == {"4096x4096x4096": "ranked[1]", "8192x8192x8192": "ranked[2]"}
     assert len([row for row in log.measurements if not row.phase]) == 2
     assert len([row for row in log.measurements if row.phase]) == 6

@@ -26,18 +26,18 @@ DEVICE = ["--backend", "mamf.testing:SimulatedBackend"]
 MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
 SMALL = ["--m", "256", "--n", "256", "--k", "256"]
 ATTENTION = ["--kernel", *KERNELS, "--seq-lens", "512", "--no-ceiling"]
-ANY = ["--operation", "attention", "--kernel", KERNELS[0], "--shapes", "b1h16q512k512d64"]
+ATTENTION_SHAPE = ["--kernel", KERNELS[0], "--shapes", "b1h16q512k512d64"]
 #: By name: a command, the options that make its log, and the options that resume this log.
 RUNS = {
     "sweep": (["sweep"], [*SMALL, *MATMUL], MATMUL),
     "find": (["find"], ["--regime", "burst", "--budget", "1s", *MATMUL], MATMUL),
     "attention": (["attention"], ATTENTION, ["--kernel", *KERNELS]),
-    "operation": (["sweep", "--operation", "attention"], ANY[2:], ["--kernel", KERNELS[0]]),
+    "operation": (["sweep", "--operation", "attention"], ATTENTION_SHAPE, ["--kernel", KERNELS[0]]),
 }
 
 
 @pytest.fixture
-def evil(tmp_path, monkeypatch):
+def is_evil_imported(tmp_path, monkeypatch):
     """Provide a module ``evil``. Return a function that says whether it was imported."""
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "evil.py").write_text("import pathlib\npathlib.Path('imported').touch()\n")
@@ -47,7 +47,7 @@ def evil(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory):
+def logs_by_command(tmp_path_factory):
     """Return the text of a log of each command."""
     folder, logs = tmp_path_factory.mktemp("made"), {}
     with pytest.MonkeyPatch.context() as patch:
@@ -59,124 +59,128 @@ def made(tmp_path_factory):
 
 
 @pytest.fixture
-def crafted(made, tmp_path):
+def write_log(logs_by_command, tmp_path):
     """Return a function that writes the log of a command with changed records, and without the last record."""
 
-    def craft(name, change):
-        records = [json.loads(line) for line in made[name].splitlines()]
+    def write(name, change):
+        records = [json.loads(line) for line in logs_by_command[name].splitlines()]
         for record in records:
             change(record)
         (tmp_path / "run.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records[:-1]))
 
-    return craft
+    return write
 
 
-def backend(record):
+def name_evil_backend(record):
     if record["record"] == "header":
         record["device"]["backend"] = "evil:X"
 
 
-def kernel(record):
+def name_evil_kernel(record):
     if record["record"] == "header":
         record["kernel"] = "evil:X"
         record["plan"]["kernels"] = ["evil:X"]
 
 
-@pytest.mark.parametrize("dry", [[], ["--dry-run"]], ids=["measure", "dry-run"])
+@pytest.mark.parametrize("dry_run", [[], ["--dry-run"]], ids=["measure", "dry-run"])
 @pytest.mark.parametrize("name", RUNS)
-def test_a_backend_or_kernel_that_a_log_names_is_not_imported(crafted, run, evil, name, dry):
-    command, _, again = RUNS[name]
-    crafted(name, backend)
-    told = (
+def test_a_backend_or_kernel_that_a_log_names_is_not_imported(write_log, run, is_evil_imported, name, dry_run):
+    command, _, resume_options = RUNS[name]
+    write_log(name, name_evil_backend)
+    message = (
         "run.jsonl uses backend evil:X, which is not an installed plugin: if you trust its code, add --backend evil:X"
     )
-    assert_refused(run(*command, *again, "--resume", "run.jsonl", *dry), told)
+    assert_refused(run(*command, *resume_options, "--resume", "run.jsonl", *dry_run), message)
     (run.folder / "run.jsonl").unlink()
-    crafted(name, kernel)
-    told = "run.jsonl uses kernel evil:X, which is not an installed plugin: if you trust its code, add --kernel evil:X"
-    assert_refused(run(*command, *DEVICE, "--resume", "run.jsonl", *dry), told)
-    assert not evil()
-    assert run(*command, *DEVICE, "--kernel", "evil:X", "--resume", "run.jsonl", *dry)[0] == 2
-    assert evil()
+    write_log(name, name_evil_kernel)
+    message = (
+        "run.jsonl uses kernel evil:X, which is not an installed plugin: if you trust its code, add --kernel evil:X"
+    )
+    assert_refused(run(*command, *DEVICE, "--resume", "run.jsonl", *dry_run), message)
+    assert not is_evil_imported()
+    assert run(*command, *DEVICE, "--kernel", "evil:X", "--resume", "run.jsonl", *dry_run)[0] == 2
+    assert is_evil_imported()
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_what_the_command_names_again_is_resumed(crafted, run, name):
-    command, _, again = RUNS[name]
-    crafted(name, lambda record: None)
-    assert run(*command, *DEVICE, *again, "--resume", "run.jsonl", "--dry-run")[0] == 0
+def test_a_log_is_resumed_with_the_kernels_that_the_command_names(write_log, run, name):
+    command, _, resume_options = RUNS[name]
+    write_log(name, lambda record: None)
+    assert run(*command, *DEVICE, *resume_options, "--resume", "run.jsonl", "--dry-run")[0] == 0
 
 
 @pytest.mark.parametrize("command", [["show"], ["compare", "run.jsonl"], ["results", "check"]])
 @pytest.mark.parametrize("name", RUNS)
-def test_reading_a_log_imports_nothing(crafted, run, evil, name, command):
-    crafted(name, lambda record: (backend(record), kernel(record)))
+def test_reading_a_log_imports_nothing(write_log, run, is_evil_imported, name, command):
+    write_log(name, lambda record: (name_evil_backend(record), name_evil_kernel(record)))
     run(*command, "run.jsonl")
-    assert not evil()
+    assert not is_evil_imported()
 
 
 CEILING = ["attention", *DEVICE, *ATTENTION[:-1], "--ceiling", "run.jsonl"]
-NOT_BESIDE = "is not installed, so the drift of the device is not measured"
+DRIFT_NOT_MEASURED = "is not installed, so the drift of the device is not measured"
 
 
-def of_ceiling(crafted, kernel):
+def write_log_with_ceiling(write_log, kernel):
     """Write a log with a ceiling that was measured with the given kernel.
 
     A ceiling contains the name that the class of the kernel has, not the path of the class on a command line.
     """
-    crafted("find", lambda record: None)
-    found = ceiling(400.0, device="Simulated H100", kernel=kernel)
+    write_log("find", lambda record: None)
+    record = make_ceiling_record(ceiling(400.0, device="Simulated H100", kernel=kernel))
     with Path("run.jsonl").open("a") as log:
-        log.write(json.dumps({"record": "ceiling", **make_ceiling_record(found)}) + "\n")
+        log.write(json.dumps({"record": "ceiling", **record}) + "\n")
 
 
 @pytest.mark.parametrize("kernel", ["evil:X", "simulated.mm"])
-def test_a_ceiling_makes_shares_without_its_kernel_which_is_not_imported(crafted, run, evil, kernel):
-    of_ceiling(crafted, kernel)
+def test_a_ceiling_makes_shares_without_its_kernel_which_is_not_imported(write_log, run, is_evil_imported, kernel):
+    write_log_with_ceiling(write_log, kernel)
     code, _, err = run(*CEILING, "--output", "out.jsonl")
     assert code == 0
-    message = f"kernel {kernel}, with which the ceiling was measured, {NOT_BESIDE}: name the kernel's class with "
+    message = (
+        f"kernel {kernel}, with which the ceiling was measured, {DRIFT_NOT_MEASURED}: name the kernel's class with "
+    )
     assert err.count(f"{message}--ceiling-kernel package.module:Class\n") == 1
     rows = read_run_log("out.jsonl").measurements
     assert not [row for row in rows if row.is_reference]
     assert not [row for row in rows if "reference_tflops" in row.details]
-    shown = json.loads(run("show", "out.jsonl", "--format", "json")[1])
-    assert all(row["mamfu"] for row in shown["measurements"])
-    assert not evil()
+    document = json.loads(run("show", "out.jsonl", "--format", "json")[1])
+    assert all(row["mamfu"] for row in document["measurements"])
+    assert not is_evil_imported()
 
 
-def test_the_kernel_of_a_ceiling_is_measured_beside_the_rows_if_the_command_names_it(crafted, run):
-    of_ceiling(crafted, "simulated.mm")
+def test_the_kernel_of_a_ceiling_is_measured_between_rows_if_the_command_names_it(write_log, run):
+    write_log_with_ceiling(write_log, "simulated.mm")
     code, _, err = run(*CEILING, "--ceiling-kernel", *MATMUL[1:], "--output", "out.jsonl")
-    assert (code, NOT_BESIDE in err) == (0, False)
+    assert (code, DRIFT_NOT_MEASURED in err) == (0, False)
     rows = read_run_log("out.jsonl").measurements
     assert {row.kernel for row in rows if row.is_reference} == {"simulated.mm"}
     assert all("reference_tflops" in row.details for row in rows if not row.is_reference)
 
 
-def test_the_library_measures_the_kernel_of_a_ceiling_if_the_caller_names_it(crafted, run):
-    of_ceiling(crafted, "simulated.mm")
-    known = {("bfloat16", "burst"): load_ceiling("run.jsonl")}
+def test_the_library_measures_the_kernel_of_a_ceiling_if_the_caller_names_it(write_log, run):
+    write_log_with_ceiling(write_log, "simulated.mm")
+    ceilings = {("bfloat16", "burst"): load_ceiling("run.jsonl")}
 
-    def references(**options):
+    def measure_references(**options):
         backend = SimulatedBackend()
         rows = measure_kernels(
-            "attention", "b1h16q512k512d64", ceilings=known, backend=backend, kernel=KERNELS, **options
+            "attention", "b1h16q512k512d64", ceilings=ceilings, backend=backend, kernel=KERNELS, **options
         )
         return [row.kernel for row in rows if row.is_reference]
 
-    with pytest.warns(MamfWarning, match=NOT_BESIDE):
-        assert references() == []
-    assert set(references(ceiling_kernel=MATMUL[1:])) == {"simulated.mm"}
+    with pytest.warns(MamfWarning, match=DRIFT_NOT_MEASURED):
+        assert measure_references() == []
+    assert set(measure_references(ceiling_kernel=MATMUL[1:])) == {"simulated.mm"}
 
 
-def test_the_kernels_of_a_search_are_not_imported(crafted, run, evil):
-    def of_search(record):
+def test_the_kernels_of_a_search_are_not_imported(write_log, run, is_evil_imported):
+    def name_evil_kernel_in_search(record):
         if record["record"] == "header":
             search = search_plan(MatmulProblem(), ("evil:X",), MatmulGrid((64,), (64,), (64,)))
             record["plan"]["searches"] = [make_plan_record(search)]
 
-    crafted("attention", of_search)
-    found = run("attention", *DEVICE, *ATTENTION[:3], "--resume", "run.jsonl")
-    assert_refused(found, "used kernel evil:X, which is not installed")
-    assert not evil()
+    write_log("attention", name_evil_kernel_in_search)
+    result = run("attention", *DEVICE, *ATTENTION[:3], "--resume", "run.jsonl")
+    assert_refused(result, "used kernel evil:X, which is not installed")
+    assert not is_evil_imported()

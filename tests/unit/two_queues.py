@@ -22,13 +22,13 @@ class Job:
     """
 
     def __init__(self, ready, seconds, after):
-        self.ready, self.left, self.after, self.end = ready, seconds, after, None
+        self.ready, self.remaining_seconds, self.after, self.end = ready, seconds, after, None
 
     def may_start(self):
-        return all(each.end is not None for each in self.after)
+        return all(job.end is not None for job in self.after)
 
 
-class Aside(SecondQueue):
+class SideQueue(SecondQueue):
     def __init__(self, device):
         self.device = device
 
@@ -60,7 +60,7 @@ class TwoQueues(SimulatedBackend):
         self.queued = {OWN: [], ASIDE: []}
         self.last = {OWN: [], ASIDE: []}
         self.current, self.time = OWN, 0.0
-        self.aside = Aside(self)
+        self.aside = SideQueue(self)
 
     def get_second_queue(self):
         return self.aside
@@ -97,19 +97,19 @@ class TwoQueues(SimulatedBackend):
     def resolve(self):
         """Run all queued jobs and set their end times."""
         while any(self.queued.values()):
-            heads = {name: jobs[0] for name, jobs in self.queued.items() if jobs and jobs[0].may_start()}
-            running = {name: job for name, job in heads.items() if job.ready <= self.time}
-            later = [job.ready - self.time for job in heads.values() if job.ready > self.time]
+            first_jobs = {name: jobs[0] for name, jobs in self.queued.items() if jobs and jobs[0].may_start()}
+            running = {name: job for name, job in first_jobs.items() if job.ready <= self.time}
+            seconds_until_ready = [job.ready - self.time for job in first_jobs.values() if job.ready > self.time]
             rates = {name: self.kept[name] if len(running) == 2 else 1.0 for name in running}
-            if done := [name for name, job in running.items() if job.left <= 1e-15]:
-                for name in done:
+            if finished := [name for name, job in running.items() if job.remaining_seconds <= 1e-15]:
+                for name in finished:
                     self.queued[name].pop(0).end = self.time
-                    heads[name].after = []
+                    first_jobs[name].after = []
                 continue
-            step = min([*later, *(job.left / rates[name] for name, job in running.items())])
+            step = min([*seconds_until_ready, *(job.remaining_seconds / rates[name] for name, job in running.items())])
             self.time += step
             for name, job in running.items():
-                job.left -= step * rates[name]
+                job.remaining_seconds -= step * rates[name]
         self.device_time = self.time
 
 
@@ -120,7 +120,7 @@ class SimulatedPair(WorkPairKernel):
     """
 
     def __init__(self, **kernels):
-        self.chosen = {**SIMULATED, **kernels}
+        self.kernel_classes = {**SIMULATED, **kernels}
 
     def get_timed_kernel(self, backend, problem):
-        return self.chosen[problem.get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)[0].operation]()
+        return self.kernel_classes[problem.get_timed_problem_and_shape(MIN_OVERLAP_SHAPE)[0].operation]()

@@ -24,18 +24,24 @@ from mamf.cli.parser import CommandParser
 
 # -- odd values --------------------------------------------------------------------------------------------------------
 
-#: Texts that ``edit`` writes into logs as JSON values, by placeholder. json.dumps cannot write most of them, so
-#: ``edit`` first writes a placeholder such as "@nan@", and then replaces it.
-_RAW = {'"@nan@"': "NaN", '"@huge@"': "1e400", '"@minus@"': "-Infinity", '"@digits@"': "9" * 5000, '"@zero@"': "-0"}
-_RAW['"@deep@"'] = "[" * 20_000 + "]" * 20_000
-_TEXTS = ["", " ", "text", "nan", "\x1b[31mred\x1b[0m", "\x07\x08\r\n", "\u202egnp.exe", "\ud800", "x" * 5000]
-_TEXTS += ["=1+1", "<b>", "![i](u)", "|", "$x^$", "%s{}", "../../x", "/dev/null", "CON", "::", ":Y", "auto"]
-_TEXTS += ["名", "½", "١٢"]
+#: Texts that ``edit_values`` writes into logs as JSON values, by placeholder. json.dumps cannot write most of them, so
+#: ``edit_values`` first writes a placeholder such as "@nan@", and then replaces it.
+_RAW_BY_PLACEHOLDER = {
+    '"@nan@"': "NaN",
+    '"@huge@"': "1e400",
+    '"@minus@"': "-Infinity",
+    '"@digits@"': "9" * 5000,
+    '"@zero@"': "-0",
+}
+_RAW_BY_PLACEHOLDER['"@deep@"'] = "[" * 20_000 + "]" * 20_000
+_ODD_TEXTS = ["", " ", "text", "nan", "\x1b[31mred\x1b[0m", "\x07\x08\r\n", "\u202egnp.exe", "\ud800", "x" * 5000]
+_ODD_TEXTS += ["=1+1", "<b>", "![i](u)", "|", "$x^$", "%s{}", "../../x", "/dev/null", "CON", "::", ":Y", "auto"]
+_ODD_TEXTS += ["名", "½", "١٢"]
 _INTEGERS = (-1, 0, 2**53 + 1, 2**63, 10**30, 10**300)
 _NESTED = ([], {}, [[]], ["a"], [1e308] * 3, {"a": 1}, {"m": 10**300, "n": 1, "k": 1})
-#: The values that ``edit`` writes into the fields of a log.
-_VALUES: tuple[Any, ...] = (None, True, False, *_INTEGERS, 1.5, 5e-324, 1e308, -1e308, *_TEXTS, *_NESTED)
-_VALUES += (f"{FORBIDDEN}:Kernel", *(raw.strip('"') for raw in _RAW))
+#: The values that ``edit_values`` writes into the fields of a log.
+_VALUES: tuple[Any, ...] = (None, True, False, *_INTEGERS, 1.5, 5e-324, 1e308, -1e308, *_ODD_TEXTS, *_NESTED)
+_VALUES += (f"{FORBIDDEN}:Kernel", *(raw.strip('"') for raw in _RAW_BY_PLACEHOLDER))
 #: The words for command lines: numbers, names, shapes and fields of a problem.
 _NUMBERS = "-1 0 1 2 256 007 1.5 -0 +1 1_000 inf -inf 1e3 1e400 0x10 10% 0.1% 0% 100% 1s 0s 0.001s 5m -5m 1e3s all"
 _NAMES = "cpu:0 torch.mm simulated.mm burst bf16 fp8 int8 float32,int8 ../x:Y os:system mamf.backend:Backend -- - -x"
@@ -44,7 +50,7 @@ _SHAPES = "1x1x1 256x256x256 0x1x1 -1x1x1 1x1 1x1x1x1 axbxc 1GiB 0GiB 1QiB 1e3Gi
 _FIELDS = "pattern=copy pattern= pattern=x =copy seed=-1 dtype=int8 warm=nan pattern=copy,copy pattern fraction=2"
 _WORDS = (
     [*_NUMBERS.split(), "9" * 20, "9" * 400, "9" * 5000, "9" * 400 + "h"],
-    [*_NAMES.split(), *_TEXTS],
+    [*_NAMES.split(), *_ODD_TEXTS],
     [*_SHAPES.split(), "9" * 300 + "x1x1"],
     _FIELDS.split(),
 )
@@ -66,14 +72,14 @@ _RANGES = (
 DRAWN_EVERY = 100
 
 
-def flip(random: Random, data: bytes) -> bytes:
+def flip_bits(random: Random, data: bytes) -> bytes:
     spoiled = bytearray(data)
     for _ in range(random.choice((1, 1, 2, 8, 64))):
         spoiled[random.randrange(len(spoiled))] ^= 1 << random.randrange(8)
     return bytes(spoiled)
 
 
-def lose(random: Random, data: bytes) -> bytes:
+def lose_block(random: Random, data: bytes) -> bytes:
     """Remove the end or a block of a log, or fill it with zeros. A power failure does this to data that has not yet
     reached the disk.
     """
@@ -82,14 +88,14 @@ def lose(random: Random, data: bytes) -> bytes:
     return data[:begin] + random.choice((b"\0" * (end - begin), b"")) + data[end:]
 
 
-def rewrite(random: Random, data: bytes) -> bytes:
+def rewrite_file(random: Random, data: bytes) -> bytes:
     """Change the line ends or the encoding of a whole file, as editors and consoles do, or repeat the file."""
     changed = [data.replace(b"\n", end) for end in (b"\r\n", b"\n\n", b"")]
     changed += [b"\xef\xbb\xbf" + data, data.decode().encode("utf-16"), data.rstrip(b"\n")]
     return random.choice([*changed, data + b"\n \t\n", data + data])
 
 
-def reorder(random: Random, data: bytes) -> bytes:
+def reorder_lines(random: Random, data: bytes) -> bytes:
     """Swap, repeat or remove lines."""
     lines = data.splitlines(keepends=True)
     one, two = random.randrange(len(lines)), random.randrange(len(lines))
@@ -99,7 +105,7 @@ def reorder(random: Random, data: bytes) -> bytes:
     return b"".join(lines)
 
 
-def edit(random: Random, data: bytes) -> bytes:
+def edit_values(random: Random, data: bytes) -> bytes:
     """Replace, remove, add or scale values in a few records, or write a key twice in one record."""
     lines = data.decode().splitlines()
     for _ in range(random.choice((1, 1, 1, 2, 5))):
@@ -107,13 +113,13 @@ def edit(random: Random, data: bytes) -> bytes:
         # fields from them.
         number = random.choice((0, len(lines) - 1, random.randrange(len(lines)), random.randrange(len(lines))))
         record = json.loads(lines[number])
-        holder, name = random.choice(list(_places(record)))
-        value, way = holder[name], random.randrange(7)
-        if way < 3:
+        holder, name = random.choice(list(_walk_places(record)))
+        value, change = holder[name], random.randrange(7)
+        if change < 3:
             holder[name] = random.choice(_VALUES)
-        elif way == 3:
+        elif change == 3:
             del holder[name]
-        elif way == 4 and isinstance(holder, dict):
+        elif change == 4 and isinstance(holder, dict):
             holder[random.choice(("", "record", "x\x1b[2J", "schema", "*", "tflops"))] = random.choice(_VALUES)
         elif isinstance(value, float) and abs(value) < 1e308:
             holder[name] = value * random.choice((-1, 0, 1e-300, 1e-6, 0.5, 2, 1e6, 1e300))
@@ -121,47 +127,48 @@ def edit(random: Random, data: bytes) -> bytes:
             holder[name] = [value] * 3
         lines[number] = json.dumps(record)
         if random.random() < 0.1 and record:
-            again = json.dumps(random.choice(list(record)))
-            lines[number] = f"{lines[number][:-1]}, {again}: {json.dumps(random.choice(_VALUES))}}}"
+            repeated_key = json.dumps(random.choice(list(record)))
+            lines[number] = f"{lines[number][:-1]}, {repeated_key}: {json.dumps(random.choice(_VALUES))}}}"
             break
     text = "\n".join(lines) + "\n"
-    for name, raw in _RAW.items():
+    for name, raw in _RAW_BY_PLACEHOLDER.items():
         text = text.replace(name, raw)
     return text.encode()
 
 
-def _places(holder: Any) -> Iterator[tuple[Any, Any]]:
+def _walk_places(holder: Any) -> Iterator[tuple[Any, Any]]:
     for name, value in list(holder.items() if isinstance(holder, dict) else enumerate(holder)):
         yield holder, name
         if value and isinstance(value, (dict, list)):
-            yield from _places(value)
+            yield from _walk_places(value)
 
 
-DAMAGES = (lose, lose, flip, rewrite, reorder, *[edit] * 6)
+DAMAGES = (lose_block, lose_block, flip_bits, rewrite_file, reorder_lines, *[edit_values] * 6)
 
 
 def attack_logs(logs: dict[str, Path], folder: Path, random: Random, count: int) -> Counts:
     """Run every command that reads logs on damaged logs. No command may change a log."""
     counts, path = Counts("damaged logs"), folder / "damaged.jsonl"
-    begins = {run.name: run.begin for run in RUNS}
+    base_arguments_by_run = {run.name: run.base_arguments for run in RUNS}
     for number in range(count):
         name = random.choice(list(logs))
         data = random.choice(DAMAGES)(random, logs[name].read_bytes())
         path.write_bytes(data)
-        counts.of["inputs"] += 1
+        counts.totals["inputs"] += 1
         form = random.choice(("table", "csv", "json", "markdown"))
         call(["show", str(path), "--format", form, "--top", "all"], counts)
         call(["compare", *random.sample([str(path), str(logs[name])], 2), "--format", form, "--anyway"], counts)
         call(["results", "check", str(path), *random.choice(([], ["--format", "json"]))], counts)
         if name != LEGACY:
             # In half of the cases, name no backend and no kernel, so that mamf looks up those that the log names.
-            begin = random.choice((begins[name], begins[name][: begins[name].index("--backend")]))
-            call([*begin, "--resume", str(path), "--dry-run"], counts)
+            base_arguments = base_arguments_by_run[name]
+            short_arguments = base_arguments[: base_arguments.index("--backend")]
+            call([*random.choice((base_arguments, short_arguments)), "--resume", str(path), "--dry-run"], counts)
         if number % DRAWN_EVERY == 0:
             call(["plot", str(path), "--output", str(folder / "drawn.png"), "--overwrite"], counts)
             call(["results", "submit", str(path), "--dry-run", "--results", str(folder / "results")], counts)
         if path.read_bytes() != data:
-            counts.fault("other", f"{name}, damaged log {number}", "was changed by being read")
+            counts.add_fault("other", f"{name}, damaged log {number}", "a command that only reads the log changed it")
     return counts
 
 
@@ -186,20 +193,20 @@ def attack_command_lines(logs: dict[str, Path], folder: Path, random: Random, co
     virtual time.
     """
     counts = Counts("odd command lines")
-    files = [*_files(folder), *map(str, logs.values())]
-    parsers = {name: list(_parsers(name)) for name in _COMMANDS}
+    files = [*_make_files(folder), *map(str, logs.values())]
+    parsers = {name: list(_list_parsers(name)) for name in _COMMANDS}
     for _ in range(count):
         name = random.choice(list(_COMMANDS))
-        counts.of["inputs"] += 1
-        call(_command_line(name, *random.choice(parsers[name]), files, random), counts)
-        for left in Path().glob("mamf-*.jsonl"):
-            if not left.stat().st_size:
-                counts.fault("other", str(left), "an output of 0 bytes was left behind")
-            left.unlink()
+        counts.totals["inputs"] += 1
+        call(_make_command_line(name, *random.choice(parsers[name]), files, random), counts)
+        for output in Path().glob("mamf-*.jsonl"):
+            if not output.stat().st_size:
+                counts.add_fault("other", str(output), "left behind an empty output file")
+            output.unlink()
     return counts
 
 
-def _files(folder: Path) -> list[str]:
+def _make_files(folder: Path) -> list[str]:
     (folder / "folder").mkdir()
     (folder / "binary").write_bytes(bytes(range(256)) * 20)
     (folder / "loop").symlink_to("loop")
@@ -209,86 +216,89 @@ def _files(folder: Path) -> list[str]:
     return [*names, ".", "..", "/", "/dev/null", "/dev/stdin", "/proc/self/mem"]
 
 
-def _parsers(begin: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
+def _list_parsers(command: str) -> Iterator[tuple[list[str], argparse.ArgumentParser]]:
     """Yield the parser of a command, or the parsers of its subcommands if it has any. Each comes with the words that
     select it on the command line.
     """
-    parser = CommandParser(prog=begin)
-    parser.command_words = begin.split()
+    parser = CommandParser(prog=command)
+    parser.command_words = command.split()
     importlib.import_module(f"mamf.cli.commands.{get_module_name(parser.command_words[0])}").add_options(parser)
-    below = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    yield from (([name], action) for actions in below for name, action in actions.items())
-    if not below:
+    subcommands = [action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    yield from (([name], action) for actions in subcommands for name, action in actions.items())
+    if not subcommands:
         yield [], parser
 
 
-def _command_line(
-    name: str, typed: list[str], parser: argparse.ArgumentParser, files: list[str], random: Random
+def _make_command_line(
+    name: str, command_words: list[str], parser: argparse.ArgumentParser, files: list[str], random: Random
 ) -> list[str]:
     kernel = _COMMANDS[name]
-    known = [action for action in parser._actions if action.dest not in ("help", "operation")]
-    line = [*name.split(), *typed]
-    for action in known:
+    actions = [action for action in parser._actions if action.dest not in ("help", "operation")]
+    line = [*name.split(), *command_words]
+    for action in actions:
         if not action.option_strings and random.random() < 0.95:
-            line += _values(action, files, random)
-    options = [action for action in known if action.option_strings]
+            line += _choose_values(action, files, random)
+    options = [action for action in actions if action.option_strings]
     for action in random.sample(options, min(len(options), random.choice((1, 1, 2, 3, 5)))):
-        values, flag = _values(action, files, random), random.choice(action.option_strings)
+        values, flag = _choose_values(action, files, random), random.choice(action.option_strings)
         line += [f"{flag}={values[0]}", *values[1:]] if values and random.random() < 0.3 else [flag, *values]
     if random.random() < 0.03:
         line.append(random.choice(("--no-such-option", "--ouput=x", "extra", "-5", "")))
     if kernel:  # Measure on the simulated device, and only briefly.
-        given = {word.partition("=")[0] for word in line}
+        options_in_line = {word.partition("=")[0] for word in line}
         for option in (BACKEND, kernel):
-            line += () if given & {option[0], "--resume"} else option
+            line += () if options_in_line & {option[0], "--resume"} else option
         line += random.choice((["--dry-run"], ["--dry-run"], ["--budget", "0.2s"]))
     return line
 
 
-def _values(action: argparse.Action, files: list[str], random: Random) -> list[str]:
+def _choose_values(action: argparse.Action, files: list[str], random: Random) -> list[str]:
     if action.nargs == 0:
         return []
     if action.nargs == 3:
         return random.choice(_RANGES).split()
-    known = list(map(str, action.choices or ())) or (files if action.type is Path else [])
+    valid_values = list(map(str, action.choices or ())) or (files if action.type is Path else [])
     count = random.choice((0, 1, 1, 1, 2, 3) if action.nargs == "+" else (0, *[1] * 20))
-    return [random.choice(known if known and random.random() < 0.7 else random.choice(_WORDS)) for _ in range(count)]
+    return [
+        random.choice(valid_values if valid_values and random.random() < 0.7 else random.choice(_WORDS))
+        for _ in range(count)
+    ]
 
 
 # -- files of unlimited size -------------------------------------------------------------------------------------------
 
-#: The size of the file that ``_bomb`` makes, after it is decompressed.
+#: The size of the file that ``_make_bomb`` makes, after it is decompressed.
 BOMB_BYTES = 400 << 20
 _ROW = "1 | 1.0(mean) 1.0(median) 1.0(max) @ 256x1024x4096 | best: 1.0(mean) TFLOPS\n"
-_END = "Tried 3 shapes => the best outcomes were:\nmean: 300.5 TFLOPS @ 512x1024x4096 (MxNxK)\n"
-#: Parts of mamf-finder logs. ``_repeat`` repeats one of them until it has 0.5 to 2 MiB.
+_LAST_LINES = "Tried 3 shapes => the best outcomes were:\nmean: 300.5 TFLOPS @ 512x1024x4096 (MxNxK)\n"
+#: Parts of mamf-finder logs. ``_repeat_piece`` repeats one of them until it has 0.5 to 2 MiB.
 _PIECES = {
     "device lines": f"** Platform/Device info:\nLinux 5\n_CudaDeviceProperties(name='NVIDIA H100', {'a' * 3900})\n",
     "brackets": f"(a{'=' * 3900}\n",
     "blanks in rows": f"0 | 1.0(max) / 1.0(mean){' ' * 960}x\n",
     "digits": f"{'1' * 3990}\n",
     "rows": _ROW,
-    "runs": f"Benchmark started on 2025-01-04 16:01:02\n{_ROW}{_END}",
+    "runs": f"Benchmark started on 2025-01-04 16:01:02\n{_ROW}{_LAST_LINES}",
     "escapes": "\x1b]a\0\x08",
     "a long line": "a" * 100_000,
 }
 
 
-def _repeat(piece: str, random: Random) -> bytes:
-    return (piece * ((random.choice((1, 2, 4)) << 19) // len(piece)) + _ROW + _END).encode()
+def _repeat_piece(piece: str, random: Random) -> bytes:
+    return (piece * ((random.choice((1, 2, 4)) << 19) // len(piece)) + _ROW + _LAST_LINES).encode()
 
 
-def _bomb(random: Random) -> bytes:
+def _make_bomb(random: Random) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, 31)
     block = random.choice((b"\0", b"1\n", b" ")) * (1 << 19)
     return b"".join(packer.compress(block) for _ in range(BOMB_BYTES // len(block))) + packer.flush()
 
 
-def _members(random: Random) -> bytes:
+def _make_many_members(random: Random) -> bytes:
     return gzip.compress(random.choice((b"", b"x\n"))) * 100_000
 
 
-def _import(make: Callable[[Random], bytes], sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
+def _import_file(make: Callable[[Random], bytes], sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
     (folder / "mm.txt").write_bytes(make(random))
     call(["import", str(folder / "mm.txt"), "--output-folder", str(folder)], counts)
 
@@ -296,34 +306,34 @@ def _import(make: Callable[[Random], bytes], sweep: Path, folder: Path, random: 
 Records = list[dict[str, Any]]
 
 
-def _many_samples(records: Records, row: dict[str, Any], random: Random) -> None:
+def _add_many_samples(records: Records, row: dict[str, Any], random: Random) -> None:
     first, spread = row["samples_seconds"][0], random.choice((1, 1.01))
     row["samples_seconds"] = [round(first * random.uniform(1, spread), 9) for _ in range(200_000)]
 
 
-def _nesting(records: Records, row: dict[str, Any], random: Random) -> None:
+def _add_nesting(records: Records, row: dict[str, Any], random: Random) -> None:
     value: Any = 1
     for _ in range(random.choice((40, 300, 490, 900))):
         value = {"a": value} if random.random() < 0.5 else [value]
     random.choice(records)["details"] = value
 
 
-def _many_rows(records: Records, row: dict[str, Any], random: Random) -> None:
+def _add_many_rows(records: Records, row: dict[str, Any], random: Random) -> None:
     records[-1:-1] = [copy.copy(row) for _ in range(1000)]
 
 
-def _many_texts(records: Records, row: dict[str, Any], random: Random) -> None:
+def _add_many_texts(records: Records, row: dict[str, Any], random: Random) -> None:
     row["remarks"] = [f"at 10.0.{i % 256}.7" if i % 99 == 0 else "a" * 90 for i in range(20_000)]
     row["reason"] = random.choice(("a-", "1.", "/a b", "\\ ", "sn:", "a@", "token ")) * 4000
 
 
-def _read(path: Path, folder: Path, counts: Counts) -> None:
+def _read_log(path: Path, folder: Path, counts: Counts) -> None:
     """Run the commands that read a whole log."""
     for command in (f"show {path}", f"results check {path}", f"results submit {path} --dry-run --results {folder}"):
         call(command.split(), counts)
 
 
-def _change(change: Callable[..., None], sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
+def _read_changed_log(change: Callable[..., None], sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
     """Change the log of a sweep, and read it. ``change``: a function that gets all records, one row that was measured
     successfully, and a random generator.
     """
@@ -331,16 +341,16 @@ def _change(change: Callable[..., None], sweep: Path, folder: Path, random: Rand
     change(records, next(record for record in records if record.get("status") == "ok"), random)
     path = folder / "run.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    _read(path, folder, counts)
+    _read_log(path, folder, counts)
 
 
-def _endless(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
-    _read(Path("/dev/zero"), folder, counts)
+def _read_endless_file(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
+    _read_log(Path("/dev/zero"), folder, counts)
     for command in (f"import /dev/zero --output-folder {folder}", f"compare /dev/zero {sweep}", "plot /dev/zero"):
         call(command.split(), counts)
 
 
-def _pipes(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
+def _read_pipes(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
     """Pass pipes to commands that expect files or folders. No process writes to these pipes."""
     pipe = folder / "card" / "pipe.jsonl"
     pipe.parent.mkdir()
@@ -351,7 +361,7 @@ def _pipes(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
         call(command.split(), counts)
 
 
-def _endless_pipe(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
+def _read_endless_pipe(sweep: Path, folder: Path, random: Random, counts: Counts) -> None:
     """Run ``mamf show`` on a pipe while a thread writes to it without end."""
     pipe = folder / "pipe.jsonl"
     os.mkfifo(pipe)
@@ -371,16 +381,16 @@ def _endless_pipe(sweep: Path, folder: Path, random: Random, counts: Counts) -> 
 #: The kinds of inputs. Each function gets the log of an undamaged sweep, an empty folder, a random generator, and the
 #: counts.
 UNBOUNDED: dict[str, Callable[[Path, Path, Random, Counts], None]] = {
-    **{f"import of {name}": partial(_import, partial(_repeat, piece)) for name, piece in _PIECES.items()},
-    "a packed file of much": partial(_import, _bomb),
-    "many packed files in one": partial(_import, _members),
-    "many samples": partial(_change, _many_samples),
-    "nesting": partial(_change, _nesting),
-    "many rows": partial(_change, _many_rows),
-    "many texts": partial(_change, _many_texts),
-    "/dev/zero": _endless,
-    "pipes without a writer": _pipes,
-    "an endless pipe": _endless_pipe,
+    **{f"import of {name}": partial(_import_file, partial(_repeat_piece, piece)) for name, piece in _PIECES.items()},
+    "a small file that unpacks to a large one": partial(_import_file, _make_bomb),
+    "many gzip members in one file": partial(_import_file, _make_many_members),
+    "many samples": partial(_read_changed_log, _add_many_samples),
+    "nesting": partial(_read_changed_log, _add_nesting),
+    "many rows": partial(_read_changed_log, _add_many_rows),
+    "many texts": partial(_read_changed_log, _add_many_texts),
+    "/dev/zero": _read_endless_file,
+    "pipes without a writer": _read_pipes,
+    "an endless pipe": _read_endless_pipe,
 }
 
 
@@ -388,10 +398,10 @@ def attack_resources(logs: dict[str, Path], folder: Path, random: Random, count:
     """Give mamf inputs of unlimited size, each kind in turn. mamf must read or refuse each of them before it counts as
     hung (HANG_SECONDS).
     """
-    counts = Counts("inputs without bound")
+    counts = Counts("inputs of unlimited size")
     for number in range(count):
-        kind, own = list(UNBOUNDED)[number % len(UNBOUNDED)], folder / str(number)
-        own.mkdir()
-        counts.of["inputs"] += 1
-        UNBOUNDED[kind](logs["sweep"], own, random, counts)
+        kind, input_folder = list(UNBOUNDED)[number % len(UNBOUNDED)], folder / str(number)
+        input_folder.mkdir()
+        counts.totals["inputs"] += 1
+        UNBOUNDED[kind](logs["sweep"], input_folder, random, counts)
     return counts

@@ -30,9 +30,9 @@ _PARTS = (
 PAYLOAD = " ".join(_PARTS)
 ADDRESS = "javascript:window.pwned=1//"
 #: The fields that mamf interprets. Their values stay as they are, because mamf would refuse a log with other values.
-READ = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes", "reference"}
-READ |= {"dtype", "out_dtype", "layout", "data", "direction", "backward_count", "uuid_hash", "started", "time", "order"}
-READ |= {"clock"}
+INTERPRETED_FIELDS = {"record", "status", "best_by", "command", "shape", "shapes", "phase", "regime", "regimes"}
+INTERPRETED_FIELDS |= {"reference", "dtype", "out_dtype", "layout", "data", "direction", "backward_count", "clock"}
+INTERPRETED_FIELDS |= {"uuid_hash", "started", "time", "order"}
 
 
 def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:
@@ -41,13 +41,14 @@ def write_hostile_logs(folder: Path, *logs: Path) -> list[Path]:
     """
     folder.mkdir()
     return [
-        _write(folder / f"{number} <img src=x onerror=window.pwned=1>.jsonl", log) for number, log in enumerate(logs)
+        _write_hostile_log(folder / f"{number} <img src=x onerror=window.pwned=1>.jsonl", log)
+        for number, log in enumerate(logs)
     ]
 
 
-def _write(path: Path, log: Path) -> Path:
+def _write_hostile_log(path: Path, log: Path) -> Path:
     records = [
-        rewritten(json.loads(line), _poisoned, {*READ, "operation"})
+        rewrite_texts(json.loads(line), _add_payload, {*INTERPRETED_FIELDS, "operation"})
         for line in log.read_text(encoding="utf-8").splitlines()
     ]
     header = records[0]
@@ -62,18 +63,19 @@ def _write(path: Path, log: Path) -> Path:
     return path
 
 
-def _poisoned(text: str) -> str:
+def _add_payload(text: str) -> str:
     return f"{text} {PAYLOAD}"
 
 
-def rewritten(value: Any, write: Callable[[str], str], read: Collection[str], name: str = "") -> Any:
-    """Return a copy of a JSON value in which ``write`` has replaced each text. The fields in ``read`` stay as they are.
+def rewrite_texts(value: Any, rewrite: Callable[[str], str], kept_fields: Collection[str], name: str = "") -> Any:
+    """Return a copy of a JSON value in which ``rewrite`` has replaced each text, except in ``kept_fields``.
+
     ``name``: the field that contains the value.
     """
-    if name in read:
+    if name in kept_fields:
         return value
     if isinstance(value, str):
-        return write(value)
+        return rewrite(value)
     if isinstance(value, dict):
-        return {key: rewritten(each, write, read, key) for key, each in value.items()}
-    return [rewritten(each, write, read) for each in value] if isinstance(value, list) else value
+        return {key: rewrite_texts(element, rewrite, kept_fields, key) for key, element in value.items()}
+    return [rewrite_texts(element, rewrite, kept_fields) for element in value] if isinstance(value, list) else value

@@ -16,6 +16,7 @@ from mamf.backend import Backend
 from mamf.cli import run_command
 from mamf.cli.terminal import add_device_options, add_shared_options, print_line, print_lines, warn
 from mamf.cli.watching import FAILURE_EXIT_CODE, INTERRUPTED_EXIT_CODE
+from mamf.dtypes import canonicalize_dtype_name
 from mamf.errors import MamfError, UnavailableError, UsageError
 from mamf.files import make_folder, write_file_atomically, yield_numbered_paths
 from mamf.plans import BURST, SUSTAINED
@@ -71,8 +72,8 @@ def run_with_options(options: argparse.Namespace) -> int:
             f"{folder / SUMMARY_FILE_NAME} was not written by 'mamf autoprofile': choose another folder for "
             "--output-folder"
         )
-    make_folder(folder, "; choose another folder for --output-folder")
     commands = AutoprofileCommands(options, folder, open_backend(options.backend or "auto", options.device or 0))
+    make_folder(folder, "; choose another folder for --output-folder")
     exit_code, skip_reasons = 0, dict[str, str]()
     try:
         for name, command in commands.yield_commands():
@@ -105,11 +106,13 @@ class AutoprofileCommands:
     """The mamf commands that ``mamf autoprofile`` runs on one device, all within one time budget.
 
     ``folder``: the folder for the logs. If it already has an unfinished log of a command, the command resumes this log.
-    ``skip_reasons``: why a command cannot run on this machine, by the file name of the command's log.
+    ``skip_reasons``: why a command cannot run on this machine, by the file name of the command's log. Raises
+    UnknownNameError for an unknown dtype.
     """
 
     def __init__(self, options: argparse.Namespace, folder: Path, backend: Backend) -> None:
-        self.folder, self.backend, self.dtype = folder, backend, options.dtype
+        self.folder, self.backend = folder, backend
+        self.dtype = canonicalize_dtype_name(options.dtype) if options.dtype else None
         self.skip_reasons: dict[str, str] = {}
         self._budget_seconds = options.budget or (
             _DEFAULT_BUDGET_SECONDS if backend.is_accelerator else _DEFAULT_CPU_BUDGET_SECONDS
@@ -185,15 +188,10 @@ class AutoprofileCommands:
         return (self.folder / f"{log_name}.jsonl").exists()
 
     def _make_resumable_command(self, log_name: str, *command: str) -> tuple[str, list[str]]:
-        budget, log_file = f"{self._budget_seconds * _BUDGET_SHARE_BY_LOG_NAME[log_name]:.0f}s", f"{log_name}.jsonl"
-        output_option = "--requeue" if self._has_log(log_name) else "--output"
-        return log_file, [
-            *command,
-            *self._device_options,
-            "--budget",
-            budget,
-            output_option,
-            str(self.folder / log_file),
+        return f"{log_name}.jsonl", [
+            *(*command, *self._device_options),
+            *("--budget", f"{self._budget_seconds * _BUDGET_SHARE_BY_LOG_NAME[log_name]:.0f}s"),
+            *("--requeue" if self._has_log(log_name) else "--output", str(self.folder / f"{log_name}.jsonl")),
         ]
 
     def _make_ceiling_options(self, regime: str) -> list[str]:

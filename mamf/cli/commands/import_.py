@@ -87,7 +87,9 @@ def describe_finder_run(run: FinderRun) -> str:
     """Return a line about a run of mamf-finder: its version, device, dtype, number of rows and best figures."""
     from mamf.report.document import format_count
 
-    figures = ", ".join(f"{name} {best.tflops[name]:g} @ {best.shape or 'unknown'}" for name, best in run.best.items())
+    figures = ", ".join(
+        f"{name} {best.tflops[name]:g} TFLOPS @ {best.shape or 'unknown'}" for name, best in run.best.items()
+    )
     interruption_note = "" if run.is_complete else ", interrupted: no ceilings"
     return (
         f"mamf-finder {run.version or 'of unknown version'}, {run.device or 'unknown device'}, "

@@ -151,9 +151,12 @@ def run_with_options(options: argparse.Namespace) -> int:
     options.output, options.trace, options.memory = (
         _choose_output_path(options, name) for name in ("output", "trace", "memory")
     )
-    if "WORLD_SIZE" not in os.environ:  # Several ranks that start keep the host busy themselves.
-        for finding in select_warnings([check_host_load()]):
-            warn(format_check_result(finding))
+    # Several ranks that start keep the host busy themselves.
+    options.load_warnings = (
+        [] if "WORLD_SIZE" in os.environ else list(map(format_check_result, select_warnings([check_host_load()])))
+    )
+    for warning in options.load_warnings:
+        warn(warning)
     folder = Path(tempfile.mkdtemp())  # A forked child of the script would remove a TemporaryDirectory.
     try:
         return _profile_script(options, program, folder)
@@ -244,6 +247,7 @@ def _profile_script(options: argparse.Namespace, program: Program, temporary_fol
             )
             profile = replace(
                 profile,
+                notes=(*profile.notes, *(text.partition(";")[0] for text in options.load_warnings)),
                 memory=memory_watch.rows if memory_watch else (),
                 dtypes=dtype_watch.rows if dtype_watch else (),
             )

@@ -226,7 +226,7 @@ def _scale_x_axis(axes: Axes, chart: Chart) -> None:
     if axis.ticks:
         axes.set_xticks([tick for tick, _ in axis.ticks], labels=_select_spaced_labels(axes, axis))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     if axis.is_shared:
         axes.set_xlim(
             *compute_axis_limits([point.x for panel in chart.panels for point in panel.points], axis.is_logarithmic)

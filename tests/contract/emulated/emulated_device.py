@@ -11,7 +11,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 NAME = "toy"
 HOST = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 # These operators only change or copy sizes and strides. The host's versions can do that for a tensor of any device.
-OF_METADATA = ("as_strided", "view", "_reshape_alias", "detach", "alias", "_unsafe_view")
+METADATA_OPERATORS = ("as_strided", "view", "_reshape_alias", "detach", "alias", "_unsafe_view")
 
 
 class Module:
@@ -48,33 +48,37 @@ class Module:
         pass
 
 
-def on_device(host):
+def to_device(host):
     """Return a tensor of the device over the memory of a host tensor."""
-    memory = host.untyped_storage()
-    held = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), torch.device(NAME, 0), memory.nbytes())
-    held.of_host = memory  # keeps the host memory alive as long as the device's storage
-    return _over(held, host)
+    host_storage = host.untyped_storage()
+    device_storage = torch._C._construct_storage_from_data_pointer(
+        host_storage.data_ptr(), torch.device(NAME, 0), host_storage.nbytes()
+    )
+    device_storage.host_storage = host_storage  # keeps the host memory alive as long as the device's storage
+    return _make_tensor_over(device_storage, host)
 
 
-def _over(storage, like):
-    return _set(torch._C._acc.create_empty_tensor([0], like.dtype), storage, like)
+def _make_tensor_over(storage, like):
+    return _set_storage(torch._C._acc.create_empty_tensor([0], like.dtype), storage, like)
 
 
-def _set(tensor, storage, like):
+def _set_storage(tensor, storage, like):
     set_ = torch.ops.aten.set_.source_Storage_storage_offset
     return set_.redispatch(HOST, tensor, storage, like.storage_offset(), like.size(), like.stride())
 
 
-def on_host(tensor):
+def to_host(tensor):
     """Return a host tensor over the memory of a tensor of the device. Return a tensor of another device unchanged."""
     if tensor.device.type != NAME:
         return tensor
-    made = torch.empty(0, dtype=tensor.dtype)
+    host = torch.empty(0, dtype=tensor.dtype)
     if not tensor.numel():  # an operator may resize it
-        return made.view(tensor.size())
-    memory = tensor.untyped_storage()
-    storage = torch._C._construct_storage_from_data_pointer(memory.data_ptr(), torch.device("cpu"), memory.nbytes())
-    return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
+        return host.view(tensor.size())
+    device_storage = tensor.untyped_storage()
+    host_storage = torch._C._construct_storage_from_data_pointer(
+        device_storage.data_ptr(), torch.device("cpu"), device_storage.nbytes()
+    )
+    return host.set_(host_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
 def run_on_host(operator, *arguments, **options):
@@ -83,48 +87,48 @@ def run_on_host(operator, *arguments, **options):
     If an operator returns one of its arguments, as in-place operators do, return that argument. If it returns a view of
     an argument, return a view of the argument's memory.
     """
-    given = []
+    lent_tensors = []
 
     def lend(tensor):
-        given.append((tensor, on_host(tensor)))
-        return given[-1][1]
+        lent_tensors.append((tensor, to_host(tensor)))
+        return lent_tensors[-1][1]
 
     arguments, options = tree_map_only(torch.Tensor, lend, (arguments, options))
     options = tree_map_only(torch.device, lambda device: torch.device("cpu"), options)
-    returned = operator(*arguments, **options)
+    results = operator(*arguments, **options)
 
-    for tensor, lent in given:
+    for tensor, lent in lent_tensors:
         if lent.size() != tensor.size():
-            _set(tensor, on_device(lent).untyped_storage(), lent)
+            _set_storage(tensor, to_device(lent).untyped_storage(), lent)
 
     def give_back(host):
-        for tensor, lent in given:
+        for tensor, lent in lent_tensors:
             if host is lent:
                 return tensor
             if (
                 tensor.device.type == NAME
                 and host.untyped_storage().data_ptr() == lent.untyped_storage().data_ptr() != 0
             ):
-                return _over(tensor.untyped_storage(), host)
-        return on_device(host)
+                return _make_tensor_over(tensor.untyped_storage(), host)
+        return to_device(host)
 
-    return tree_map_only(torch.Tensor, give_back, returned)
+    return tree_map_only(torch.Tensor, give_back, results)
 
 
 def empty(size, dtype=None, layout=None, device=None, pin_memory=None, memory_format=None):
-    return on_device(torch.empty(size, dtype=dtype, memory_format=memory_format))
+    return to_device(torch.empty(size, dtype=dtype, memory_format=memory_format))
 
 
 def empty_strided(size, stride, dtype=None, layout=None, device=None, pin_memory=None):
-    return on_device(torch.empty_strided(size, stride, dtype=dtype))
+    return to_device(torch.empty_strided(size, stride, dtype=dtype))
 
 
 def copy_from(source, target, non_blocking=False):
-    on_host(target).copy_(on_host(source))
+    to_host(target).copy_(to_host(source))
     return target
 
 
-def on_metadata(overload):
+def make_metadata_operator(overload):
     def run(*arguments, **options):
         return overload.redispatch(HOST, *arguments, **options)
 
@@ -135,12 +139,12 @@ def register():
     """Register the device in torch. torch calls this entry point when it is imported."""
     _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
     library = torch.library.Library("aten", "IMPL")
-    for name in OF_METADATA:
-        library.impl(name, on_metadata(getattr(torch.ops.aten, name).default), "PrivateUse1")
+    for name in METADATA_OPERATORS:
+        library.impl(name, make_metadata_operator(getattr(torch.ops.aten, name).default), "PrivateUse1")
     library.impl("empty.memory_format", empty, "PrivateUse1")
     library.impl("empty_strided", empty_strided, "PrivateUse1")
     library.impl("_copy_from", copy_from, "PrivateUse1")
     library.impl("_copy_from_and_resize", copy_from, "PrivateUse1")
-    everything = torch.library.Library("_", "IMPL")
-    everything.fallback(run_on_host, "PrivateUse1")
-    Module.libraries = library, everything  # keeps both alive as long as the process
+    fallback_library = torch.library.Library("_", "IMPL")
+    fallback_library.fallback(run_on_host, "PrivateUse1")
+    Module.libraries = library, fallback_library  # keeps both alive as long as the process

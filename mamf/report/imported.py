@@ -180,7 +180,13 @@ def make_side_by_side_document(a: ComparedRun, b: ComparedRun, *, top: int | Non
     headline_ratios = ", ".join(f"{name} B/A {ratios[name]:.4f}" for name in names) if is_headline else ""
     shape_ratios = f"{format_count(len(names), 'shape')} in both logs; median B/A {median(ratios.values()):.4f}"
     blocks: list[Block] = [
-        Lines([f"A: {a.label}", f"B: {b.label}"] if not is_headline else [f"A: {a.name}", f"B: {b.name}"]),
+        Lines(
+            [
+                f"A: {a.name if is_headline else a.label}",
+                f"B: {b.name if is_headline else b.label}",
+                "rates in TFLOPS; B/A above 1: B is faster",
+            ]
+        ),
         Table(columns, names, max_shown_rows=top),
         Lines([f"mamf gives no verdict: {_explain_missing_verdict([a, b], is_headline)} (docs/from-mamf-finder.md)"]),
         Answer([headline_ratios or shape_ratios]),

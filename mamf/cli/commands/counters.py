@@ -52,15 +52,13 @@ def add_options(parser: CommandParser) -> None:
 
 
 def run_with_options(options: argparse.Namespace) -> int:
-    from mamf.profiling.counters.ncu import find_ncu
-
     if options.requested_operation is None:
         raise UsageError(
             "no KERNEL is given"
             + (f", and mamf cannot read a log at {options.resume}" if options.resume else "")
             + ": name at least one ('mamf kernels' lists the names)"
         )
-    options.ncu, options.kernel = find_ncu(options.ncu), options.kernel or None
+    options.kernel = options.kernel or None
     return run_kernel_session(options, CountersSession, options.requested_operation)
 
 
@@ -72,14 +70,16 @@ class CountersSession(Session):
     """
 
     def __init__(self, request: MeasurementRequest, options: argparse.Namespace, *session_arguments: Any) -> None:
-        from mamf.profiling.counters.ncu import Ncu, read_logged_counters
+        from mamf.profiling.counters.ncu import Ncu, find_ncu, read_logged_counters
 
         super().__init__(request, options, *session_arguments)
         if reason := self.backend.explain_missing_counters():
             raise UnavailableError(str(reason))
         logged_counters = read_logged_counters(self.resumed_log) if self.resumed_log else {}
         self.combinations_with_counters = {key for key, counters in logged_counters.items() if counters.has_counters}
-        self.ncu = Ncu(options.ncu, options.backend or self.backend.name, self.backend.index, options.launches)
+        self.ncu = Ncu(
+            find_ncu(options.ncu), options.backend or self.backend.name, self.backend.index, options.launches
+        )
 
     def make_strategy(self, setup: RunSetup) -> HardwareCounterStrategy:
         from mamf.profiling.counters.counting import HardwareCounterStrategy

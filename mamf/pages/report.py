@@ -259,7 +259,8 @@ def _make_roofline_parts(sources: Sequence[LogContent]) -> list[PagePart]:
 
 def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     """Return the comparison of two logs of one operation, or a line that says why they cannot be compared."""
-    logs = [source.log for source in sources if isinstance(source.log, RunLog)]
+    # Readers share pages, so a page must not show folders of this machine.
+    logs = [replace(each.log, path=Path(each.name)) for each in sources if isinstance(each.log, RunLog)]
     if len(sources) == 2 and len(logs) < 2:
         return _make_finder_comparison(sources)
     if len(sources) != 2 or logs[0].plan.operation != logs[1].plan.operation:
@@ -267,10 +268,7 @@ def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     try:
         document = make_comparison_document(compare_logs(logs[:1], logs[1:], False), DEFAULT_COMPARISON_TOLERANCE)
     except MamfError as error:
-        reason = str(error).partition("; --")[0]
-        for log in logs:  # readers share pages, so a page must not show folders of this machine
-            reason = reason.replace(str(log.path), log.path.name)
-        return [Lines([f"these logs cannot be compared: {reason}"])]
+        return [Lines([f"these logs cannot be compared: {str(error).partition('; --')[0]}"])]
     return document.visible_blocks
 
 

@@ -181,7 +181,20 @@ def make_overlap_document(
                     describe_counted_work(row.work for row in rows if not row.problem.alone),
                 ]
             ),
-            Table([*_yield_overlap_columns()], pairs, title, "pairs", max_shown_rows=top),
+            Table(
+                [*_yield_overlap_columns()],
+                pairs,
+                title,
+                "pairs",
+                max_shown_rows=top,
+                get_remarks=lambda pair: [
+                    f"the interval of the share that the {name} keeps is unknown, because this share may differ by "
+                    "more than 50 % in another run"
+                    for name, timed in (("matmul", MATMUL_WORK), ("other work", OTHER_WORK))
+                    if pair.compute_relative_half_width(timed) > MAX_KNOWN_HALF_WIDTH
+                ],
+                get_label=lambda pair: f"{' with '.join(pair.work_names)} {pair.buffer_size_text}",
+            ),
             Lines(describe_failures(rows)),
             Answer(
                 [

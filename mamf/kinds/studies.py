@@ -280,12 +280,15 @@ def _make_claim_label(judged_claim: JudgedClaim) -> str:
 
 def _list_claim_remarks(judged_claim: JudgedClaim) -> list[str]:
     row, pair = judged_claim.measured_row, judged_claim.pair
+    is_significant_at_95 = (
+        pair is not None and pair.has_known_intervals and not pair.interval.low <= 1 <= pair.interval.high
+    )
     remarks = {
         "the claim has no samples: mamf uses its rounding error as its interval, and assumes that it scatters as much "
         "as the measurement here": judged_claim.claim.error is None,
         "undecided, because other work used the CPU: measure again on a quiet machine": row and row.was_cpu_device_busy,
         f"undecided, because the {format_as_percent(pair.strict_confidence if pair else 0)} interval of here/claimed "
-        "contains 1": judged_claim.verdict == UNDECIDED and pair and not pair.interval.low <= 1 <= pair.interval.high,
+        "contains 1": judged_claim.verdict == UNDECIDED and is_significant_at_95,
         "the cards differ, so here/claimed compares the shares of cycles that the kernel uses, not its rates": any(
             judged_claim.used_cycle_shares
         ),

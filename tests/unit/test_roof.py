@@ -164,6 +164,15 @@ def test_the_table_has_balance_points_and_the_distance_of_each_row():
     assert next(line for line in text.splitlines() if " torch.mm " in line).startswith("512x8192x8192")
 
 
+@pytest.mark.parametrize(("bound", "is_ceiling_wrong"), [("compute", True), ("bandwidth", False)])
+def test_a_ceiling_is_wrong_only_if_rows_are_far_above_the_compute_roof(bound, is_ceiling_wrong):
+    points = [
+        replace(each, roof_rate=each.row.comparable_rate / 1.2, bound=bound)
+        for each in select_roofline_points(DECODE, ROOFS, {})
+    ]
+    assert ("so the ceiling is wrong" in render_roofline("table", ROOFS, points, "head")) == is_ceiling_wrong
+
+
 def test_the_table_says_how_many_rows_were_measured_while_the_device_was_slower():
     slowed = replace(DECODE[0], details={"reference_tflops": 0.85 * 862.0})
     warning = (

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from refusals import assert_refused
 
 from mamf.cli import main
 from mamf.engine.launching import launch_in_profiler_window
@@ -195,6 +196,12 @@ def test_a_damaged_log_is_refused_in_one_line(run, fake_ncu, tmp_path, damage, m
     code, out, err = run("show", "counters.jsonl")
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_a_missing_ncu_is_refused_in_one_line(run, fake_ncu, tmp_path):
+    result = run("counters", MM, *DEVICE[:2], "--ncu", "nowhere/ncu", *SHAPE, *LOG)
+    assert_refused(result, "nowhere/ncu is not an executable program: install NVIDIA Nsight Compute")
+    assert not (tmp_path / LOG[1]).exists()
 
 
 # -- ncu as a process ------------------------------------------------------------------------------------------------

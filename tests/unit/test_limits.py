@@ -128,12 +128,11 @@ CLOSED_STDOUT_MESSAGE = "cannot print, because stdout is closed: redirect it to 
             ["sweep", "--operation", "grouped", "--preset", "moe", "--shapes", "e1t1n1k1"],
             "--preset cannot be combined with --shapes",
         ),
-        (
-            [*COUNTERS[:2], *COUNTERS[6:], "--ncu", "nowhere/ncu"],
-            "nowhere/ncu is not an executable program: install NVIDIA Nsight Compute",
-        ),
         (["counters", *COUNTERS[2:6]], "no KERNEL is given: name at least one ('mamf kernels' lists the names)"),
-        ([*COUNTERS], "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100"),
+        (
+            [*COUNTERS[:4], "--ncu", "nowhere/ncu", *COUNTERS[6:]],
+            "mamf reads hardware counters with NVIDIA's ncu, which does not support Simulated H100",
+        ),
         ([*COUNTERS, "--shape", "4096"], "'4096'"),
         (["run", "sdpa-flsh"], "unknown kernel 'sdpa-flsh' (did you mean 'sdpa-flash'?)"),
         (

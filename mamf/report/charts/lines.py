@@ -34,7 +34,7 @@ _MAX_TICKS = 10
 # Prefixes of units. The prefix at index i stands for the factor 1000**i or 1024**i.
 _PREFIXES = ("", "k", "M", "G", "T")
 # The maximum number of characters of all tick labels together, if the axis is as wide as an image file.
-_MAX_TICK_LABEL_CHARACTERS = 140
+_MAX_TICK_LABEL_CHARACTERS = 112
 # Lines with at most this many points have large markers. Lines with more points are thin and have small markers.
 _MAX_LARGE_MARKERS = 100
 # Draw the peak of the datasheet only if it is less than this many times the highest measured rate. A higher peak would

@@ -65,7 +65,6 @@ def run_with_options(options: argparse.Namespace) -> int:
     with exit_on_ctrl_c():
         from mamf.engine.launching import launch_in_profiler_window, time_kernel_parts
         from mamf.plugins.discovery import choose_kernels, find_operation_of_kernel, make_operation, open_backend
-        from mamf.profiling.running import record_device_kernels
 
         operation = make_operation(options.operation) if options.operation else find_operation_of_kernel(options.kernel)
         request = make_measurement_request(operation, options)
@@ -79,18 +78,25 @@ def run_with_options(options: argparse.Namespace) -> int:
         for line in _yield_part_table_lines(time_kernel_parts(kernel, problem, shape, backend, options.launches)):
             print_line(line)
         return 0
+    watch_kernels = None
+    if options.kernel_names:
+        from mamf.profiling.running import record_device_kernels
+
+        watch_kernels = record_device_kernels
     launches = launch_in_profiler_window(
         *(kernel, problem, shape, backend, options.launches),
         not options.no_verify,
-        record_device_kernels if options.kernel_names else None,
+        watch_kernels,
         _DETERMINISM_LAUNCHES if options.determinism else 0,
     )
     problem_words = ", ".join([f"{operation.name} {problem.dtype}", *operation.list_identifying_fields(problem)])
-    print_line(f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {problem_words}")
-    for line in _yield_launch_lines(launches, problem.compute_work(shape)):
+    report_lines = [
+        f"{kernel.name} {shape} on {backend.info.name} ({backend.name}:{backend.index}): {problem_words}",
+        *_yield_launch_lines(launches, problem.compute_work(shape)),
+        *([_DETERMINISM_RESULT_TEXTS[launches.is_deterministic]] if options.determinism else []),
+    ]
+    for line in report_lines:
         print_line(line)
-    if options.determinism:
-        print_line(_DETERMINISM_RESULT_TEXTS[launches.is_deterministic])
     return 0
 
 

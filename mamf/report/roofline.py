@@ -243,9 +243,9 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
 #: A place in the chart: (FLOP per byte, TFLOPS).
 DataPoint = tuple[float, float]
 #: Factors by which the axes extend beyond the outermost data: to the left, to the right, and both up and down.
-_LEFT_MARGIN_FACTOR, _RIGHT_MARGIN_FACTOR, _VERTICAL_MARGIN_FACTOR = 3.0, 20.0, 2.0
-#: Two rising ceilings both get a label only if their rates differ by at least this share. Otherwise their labels would
-#: overlap.
+_LEFT_MARGIN_FACTOR, _RIGHT_MARGIN_FACTOR, _VERTICAL_MARGIN_FACTOR = 14.0, 4.0, 2.0
+#: Two rising ceilings both get a label only if their rates differ by at least this share. Otherwise readers could not
+#: tell which of the two lines a label belongs to.
 _MIN_LABELED_DIFFERENCE_SHARE = 0.05
 #: If a chart has at most this many series (markers that are joined by a line), each series gets a label. Otherwise only
 #: the highest and the lowest series get one.
@@ -254,29 +254,25 @@ _MARKER_SIZE_POINTS = 9  # diameter of a marker in points
 _BURST_LINE_WIDTH_POINTS, _SUSTAINED_LINE_WIDTH_POINTS = 2.4, 1.0  # line widths of ceilings by regime, in points
 #: The height of the chart on a web page, in inches.
 _PAGE_HEIGHT_INCHES = 4.8
-# As shares of the axes in an image file: the height of a label, the width of a letter, the distance between a label and
-# its marker, and the distance between a label and its line.
-_LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE, _LABEL_OFFSET_SHARE = 0.028, 0.007, 0.015, 0.018
-#: Positions of the labels of rising ceilings in the burst and in the sustained regime, from 0 (left end of the line) to
-#: 1 (right end). The third value is for flat ceilings in the sustained regime: the distance between the label and the
-#: right end of the line, as a share of the axis.
-_BURST_LABEL_POSITION, _SUSTAINED_LABEL_POSITION, _SUSTAINED_LABEL_DISTANCE = 0.55, 0.16, 0.27
+# As shares of the axes in an image file: the height of a label, the width of a letter (with a reserve, because labels
+# to the right of the axes make the axes narrower), and the distance between a label and its marker or line.
+_LABEL_HEIGHT_SHARE, _LETTER_WIDTH_SHARE, _LABEL_DISTANCE_SHARE = 0.028, 0.0105, 0.015
 
 
 @dataclass(frozen=True)
 class CeilingLine:
     """The line of a ceiling in the chart: flat for the compute ceiling of a dtype, rising for the bandwidth of a memory
-    level.
-
-    ``has_label_below``: whether the label of a flat line is below the line, because a ceiling above it has its label
-    above.
+    level. Lines with an empty ``label`` get no label.
     """
 
     label: str
     start: DataPoint
     end: DataPoint
     is_sustained: bool
-    has_label_below: bool = False
+
+    @property
+    def is_flat(self) -> bool:
+        return self.start[1] == self.end[1]
 
 
 @dataclass(frozen=True)
@@ -305,7 +301,12 @@ class RooflineChart(Picture):
     height_inches = 8.0
 
     def make_panel_rows(self) -> list[list[DrawablePanel]]:
-        described = "; ".join([self.title, *(line.label for line in self.lines)])
+        described = "; ".join(
+            [
+                self.title,
+                *(line.label + (", sustained" if line.is_sustained else "") for line in self.lines if line.label),
+            ]
+        )
         return [
             [
                 DrawablePanel(
@@ -349,13 +350,15 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RooflinePoint], header: M
     shown = [marker.position[0] for marker in markers if marker.position[0]] + balance_points
     x_limits = min(shown, default=1.0) / _LEFT_MARGIN_FACTOR, max(shown, default=1.0) * _RIGHT_MARGIN_FACTOR
     notes = [
-        "thick lines: burst ceilings; thin lines: sustained ones" if len(roofs.regimes) > 1 else "",
+        "thick lines: burst ceilings; thin lines: sustained ones"
+        if len(roofs.regimes) > 1
+        else f"lines: {', '.join(roofs.regimes)} ceilings",
         "bytes count each operand read once and each result written once",
         "joined marks: a layer with more tokens from left to right" if any(each.series for each in markers) else "",
         "" if all(each.has_roof for each in markers) else "hollow marks: no ceiling in the regime of the mark is known",
     ]
     return RooflineChart(
-        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.matmul_ceilings)) or 'bandwidth alone'}",
+        f"Roofline, {', '.join(dict.fromkeys(dtype for dtype, _ in roofs.matmul_ceilings)) or 'only bandwidth'}",
         describe_machine_briefly(header),
         tuple(_yield_roof_lines(roofs, x_limits)),
         tuple(markers),
@@ -383,14 +386,14 @@ def _yield_roof_lines(roofs: Roofs, x_limits: tuple[float, float]) -> Iterable[C
         for level, rate in bandwidth.items():
             is_close = any(abs(rate / other - 1) < _MIN_LABELED_DIFFERENCE_SHARE for other in earlier_rates)
             earlier_rates.append(rate)
-            label = "" if is_close else f"{level} {format_rate(rate, 'TB/s')}, {regime}"
+            label = "" if is_close else f"{level} {format_rate(rate, 'TB/s')}"
             ends_at = max(compute.values()) / rate if compute else right
             yield CeilingLine(label, (left, left * rate), (ends_at, ends_at * rate), regime == SUSTAINED)
         for dtype, rate in compute.items():
             begins_at = rate / max(bandwidth.values()) if bandwidth else left
-            is_lower = any(rate < each.rate for (other, _), each in roofs.matmul_ceilings.items() if other == dtype)
-            label = f"{dtype} {format_four_digits(rate)} TFLOPS, {regime}"
-            yield CeilingLine(label, (begins_at, rate), (right, rate), regime == SUSTAINED, is_lower)
+            yield CeilingLine(
+                f"{dtype} {format_four_digits(rate)}", (begins_at, rate), (right, rate), regime == SUSTAINED
+            )
 
 
 # -- drawing with matplotlib -------------------------------------------------------------------------------------------
@@ -439,54 +442,51 @@ def _draw_roofline(axes: Axes, chart: RooflineChart) -> None:
 
 
 def _draw_labels(axes: Axes, chart: RooflineChart) -> None:
-    """Label each flat ceiling at its right end, each rising ceiling along its line, and each series at its first
-    marker. If there are more than three series, label only the highest and the lowest of them. Move a label down until
-    it covers no marker and no other label.
+    """Label flat ceilings to the right of the axes, rising ceilings in the upper left corner of the axes, and each
+    series at its first marker. If there are more than three series, label only the highest and the lowest of them. Move
+    a label down until it covers no other label and no marker. Join the labels of ceilings to their lines.
     """
     width_factor = FILE_WIDTH_INCHES * axes.figure.dpi / axes.figure.bbox.width
-    letter_width = _LETTER_WIDTH_SHARE * width_factor
     label_height = _LABEL_HEIGHT_SHARE * chart.height_inches * axes.figure.dpi / axes.figure.bbox.height
+    distance, letter_width = _LABEL_DISTANCE_SHARE * width_factor, _LETTER_WIDTH_SHARE * width_factor
     to_shares = axes.transData + axes.transAxes.inverted()
+
+    def write_label(text: str, place: DataPoint, target: DataPoint | None = None) -> None:
+        style: dict[str, Any] = {
+            "arrowprops": {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if target else None,
+            "bbox": {"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none", "alpha": 0.7},
+            "fontsize": SMALL_FONT_POINTS,
+            "va": "center",
+            "zorder": 5,
+        }
+        axes.annotate(text, target or place, place, "axes fraction", "axes fraction", **style)
+
+    def find_x(line: CeilingLine, y: float) -> float:
+        """Return the place of a rising line at the height ``y``, both as shares of the axes."""
+        (left, bottom), (right, top) = to_shares.transform((line.start, line.end))
+        return float(left + (right - left) * (y - bottom) / (top - bottom))
+
+    next_y = {True: math.inf, False: math.inf}  # the highest free place for labels of flat and of rising ceilings
+    for line in sorted(chart.lines, key=lambda each: (-each.end[1], each.end[0])):
+        if line.label:
+            end_y = to_shares.transform(line.end)[1]
+            y = min(end_y if line.is_flat else end_y - label_height, next_y[line.is_flat])
+            next_y[line.is_flat] = y - label_height
+            if line.is_flat:
+                write_label(line.label, (1 + distance, y), (1, end_y))
+            else:
+                first_x = min(find_x(each, y) for each in chart.lines if not each.is_flat)
+                x = max(distance, first_x - 2 * distance - letter_width * len(line.label))
+                write_label(line.label, (x, y), (find_x(line, y), y))
     occupied = [(x, x, y) for x, y in (to_shares.transform(marker.position) for marker in chart.markers)]
-
-    def write_label(text: str, target: DataPoint, place: DataPoint, side: str) -> None:
-        """Write text at the first free place from ``place`` downward. If this place is far below ``place``, draw a line
-        from the text to ``target``, the point that the text names. ``side``: "left" if the text begins at ``place``, or
-        "right" if the text ends there.
-        """
-        width = letter_width * len(text)
-        left, y = place[0] - (width if side == "right" else 0.0), place[1]
-        while any(
-            left < right and start < left + width and abs(y - other) < label_height for start, right, other in occupied
-        ):
-            y -= label_height / 4
-        occupied.append((left, left + width, y))
-        arrow = {"arrowstyle": "-", "color": "#999999", "linewidth": 0.7} if target[1] - y > label_height else None
-        text_style: dict[str, Any] = {"fontsize": SMALL_FONT_POINTS, "ha": side, "va": "center", "zorder": 5}
-        axes.annotate(text, target, (place[0], y), "axes fraction", "axes fraction", arrow, **text_style)
-
-    for line in sorted(chart.lines, key=lambda each: -each.end[1]):
-        if line.start[1] != line.end[1]:
-            _write_along_line(axes, line)
-            continue
-        x, y = to_shares.transform(line.end)
-        x -= _SUSTAINED_LABEL_DISTANCE / width_factor if line.is_sustained else _LABEL_DISTANCE_SHARE
-        label_y = y - _LABEL_OFFSET_SHARE if line.has_label_below else y + _LABEL_OFFSET_SHARE
-        write_label(line.label, (x, y), (x, label_y), "right")
     firsts = sorted((group[0] for group in group_markers_by_series(chart.markers)), key=lambda each: -each.position[1])
     for marker in firsts if len(firsts) <= _MAX_LABELED_SERIES else (firsts[0], firsts[-1]):
         x, y = to_shares.transform(marker.position)
-        write_label(marker.series, (x, y), (x + _LABEL_DISTANCE_SHARE, y), "left")
-
-
-def _write_along_line(axes: Axes, line: CeilingLine) -> None:
-    (start, _), (end, height) = line.start, line.end
-    x, slope = (
-        start * (end / start) ** (_SUSTAINED_LABEL_POSITION if line.is_sustained else _BURST_LABEL_POSITION),
-        height / end,
-    )
-    style: dict[str, Any] = {"ha": "center", "va": "bottom", "rotation_mode": "anchor", "transform_rotates_text": True}
-    axes.text(x, x * slope, line.label, fontsize=SMALL_FONT_POINTS, rotation=math.degrees(math.atan(slope)), **style)
+        left, right = x + distance, x + distance + letter_width * len(marker.series)
+        while any(left < end and start < right and abs(y - other) < label_height for start, end, other in occupied):
+            y -= label_height / 4
+        occupied.append((left, right, y))
+        write_label(marker.series, (left, y))
 
 
 def group_markers_by_series(markers: Iterable[RooflineMarker]) -> list[list[RooflineMarker]]:

@@ -16,7 +16,7 @@ from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.bandwidth.operation import BandwidthOperation, BandwidthProblem, BandwidthShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.logs import make_kernels_chart
-from mamf.report.charts.picture import draw_figure
+from mamf.report.charts.picture import draw_figure, make_empty_figure
 from mamf.report.roofline import make_roofline_chart, select_roofline_points
 from mamf.report.shares import ShareCalculator
 from mamf.report.tracelens import make_tracelens_architecture
@@ -268,21 +268,34 @@ def test_ceilings_are_lines_and_rows_are_marks():
     assert chart.markers[0].position == pytest.approx((make_roofline_point(DECODE[0], ROOFS, "").intensity, 3.7))
 
 
-def test_the_label_of_the_lower_ceiling_of_a_dtype_is_below_its_line():
+def test_labels_of_ceilings_cover_no_ceiling_and_no_other_label():
     roofs = build_roofs(
-        [make_matmul_ceiling(0.08), make_matmul_ceiling(0.09, "sustained"), make_matmul_ceiling(0.3, dtype="float32")],
+        [
+            *(make_matmul_ceiling(0.08), make_matmul_ceiling(0.079, "sustained")),
+            *(make_matmul_ceiling(0.3, dtype="float32"), make_matmul_ceiling(0.25, "sustained", dtype="float32")),
+            *(make_bandwidth_ceiling(16 * GIB, 0.0279), make_bandwidth_ceiling(16 * GIB, 0.0263, "sustained")),
+            make_bandwidth_ceiling(16 * MIB, 0.0406, warm=32),
+        ],
         L2,
     )
-    chart = make_roofline_chart(roofs, [], HEADER)
-    axes = draw_figure(chart).axes[0]
-    height_by_label = {text.get_text(): text.xyann[1] for text in axes.texts}
-    to_shares = axes.transData + axes.transAxes.inverted()
-    is_below = {line.label: height_by_label[line.label] < to_shares.transform(line.end)[1] for line in chart.lines}
-    assert is_below == {
-        "bfloat16 0.08000 TFLOPS, burst": True,
-        "bfloat16 0.09000 TFLOPS, sustained": False,
-        "float32 0.3000 TFLOPS, burst": False,
+    panel = make_roofline_chart(roofs, [], HEADER).make_panel_rows()[0][0]
+    figure = make_empty_figure(*panel.size_inches)
+    from matplotlib.text import Text
+
+    axes = figure.subplots()
+    panel.draw(axes)
+    figure.draw_without_rendering()
+    boxes = {label.get_text(): Text.get_window_extent(label) for label in axes.texts}
+    assert set(boxes) == {
+        *("float32 0.3000", "float32 0.2500", "bfloat16 0.08000", "bfloat16 0.07900"),
+        *("cache 40.60 GB/s", "memory 27.90 GB/s", "memory 26.30 GB/s"),
     }
+    for label, box in boxes.items():
+        assert box.count_overlaps(boxes.values()) == 1, f"{label} covers another label"
+        assert box.x0 > axes.bbox.x0, f"{label} leaves the axes"
+        for line in axes.lines:
+            path = line.get_transform().transform_path(line.get_path())
+            assert not path.intersects_bbox(box, filled=False), f"{label} covers a line"
 
 
 def test_a_mark_without_a_roof_in_its_regime_is_hollow():

@@ -320,11 +320,8 @@ class Measurement(NotebookTable):
         """The 95 % interval of ``comparable_seconds``: the row's interval, widened by the uncertainty of the speed of
         its device relative to the run's first device.
         """
-        speed = self.device_speed or 1.0
         return widen_interval(
-            Interval(self.interval.low * speed, self.interval.high * speed, self.interval.coverage),
-            self.comparable_seconds,
-            self.device_speed_half_width,
+            self.interval.scale(self.device_speed or 1.0), self.comparable_seconds, self.device_speed_half_width
         )
 
     @property

@@ -22,7 +22,7 @@ import functools
 import math
 import statistics as _stdlib
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: The probability that an interval that mamf prints contains the true figure.
 CONFIDENCE = 0.95
@@ -71,6 +71,9 @@ class Interval:
     def known_ends(self) -> tuple[float | None, float | None]:
         """``low`` and ``high``, or None twice if the interval is unknown: reports leave these cells empty."""
         return (self.low, self.high) if self.is_known else (None, None)
+
+    def scale(self, factor: float) -> Interval:
+        return replace(self, low=factor * self.low, high=factor * self.high)
 
     def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high

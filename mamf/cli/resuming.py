@@ -156,15 +156,17 @@ def require_plan_of_kind(log: RunLog, kind: str, operation: str, command: str) -
 
     ``kind``, ``operation``: the kind of run and the operation that the plan must have.
     """
-    from mamf.kinds.registry import make_run_title
+    from mamf.kinds.registry import get_kind, make_run_title
 
     plan, has_counters = log.plan, bool(log.counter_records)
     if (plan.kind, plan.operation) == (kind, operation) and (command == _COUNTERS_COMMAND or not has_counters):
         return plan
-    raise LogMismatchError(
-        f"{log.path} is the log of {make_run_title(plan)}: resume it with 'mamf {get_resume_command(log)} --resume "
-        f"{shlex.quote(str(log.path))}'"
+    advice = (
+        f"resume it with 'mamf {get_resume_command(log)} --resume {shlex.quote(str(log.path))}'"
+        if get_kind(plan).left_noun
+        else f"mamf cannot resume this old log; repeat the run with 'mamf {plan.kind}'"
     )
+    raise LogMismatchError(f"{log.path} is the log of {make_run_title(plan)}: {advice}")
 
 
 def get_resume_command(log: RunLog) -> str:

@@ -63,12 +63,14 @@ class RunKind:
     - ``name``: the name of the kind in plans and logs.
     - ``noun_phrase``: what such a run is called in a sentence, with an article, such as ``a sweep``.
     - ``has_ceilings``: True if such a run confirms ceilings.
+    - ``left_noun``: what reports call one step that is left to measure; empty if --resume cannot continue such a run.
     - ``is_accepted_in_results``: True if results/ accepts logs of such a run.
     """
 
     name: ClassVar[str]
     noun_phrase: ClassVar[str]
     has_ceilings: ClassVar[bool] = False
+    left_noun: ClassVar[str] = "measurement"
     is_accepted_in_results: ClassVar[bool] = True
 
     def format_command(self, plan: Plan) -> str:
@@ -193,6 +195,7 @@ class FindKind(RunKind):
 
     name = FIND
     has_ceilings = True
+    left_noun = "ceiling"
     noun_phrase = "a search for ceilings"
 
     def make_strategy(self, setup: RunSetup) -> Strategy:

@@ -141,10 +141,14 @@ class RooflineKind(FindKind):
 
     name = ROOFLINE
     noun_phrase = "a roofline"
+    left_noun = ""
 
     def make_document(self, log: RunLog, report_options: ReportOptions) -> Document:
         return make_roofline_document(
-            build_roofs_from_logs([log]), [], [describe_machine(log.header)], report_options.max_rows
+            build_roofs_from_logs([log]),
+            [],
+            [describe_machine(log.header), describe_run_end(log.summary, left_noun=self.left_noun)],
+            report_options.max_rows,
         )
 
     def make_chart(self, log: RunLog, regime: str | None = None, directions: Sequence[str] | None = None) -> Picture:

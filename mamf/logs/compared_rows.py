@@ -212,7 +212,7 @@ class ComparedRow:
         return replace(
             self,
             rate=self.rate * factor,
-            interval=replace(self.interval, low=self.interval.low * factor, high=self.interval.high * factor),
+            interval=self.interval.scale(factor),
             error=replace(self.error, own=math.hypot(self.error.own, half_width / _NORMAL_95_HALF_WIDTH)),
         )
 

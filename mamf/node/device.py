@@ -15,7 +15,7 @@ from mamf.backend import MIB, SIBLING_CHECK, Backend
 from mamf.engine.runner import NamedKernel
 from mamf.engine.search.grid import plan_search
 from mamf.engine.strategies.studies import choose_kernels_to_verify, make_verify_plan
-from mamf.errors import UnavailableError
+from mamf.errors import UnavailableError, UsageError
 from mamf.kinds.driver import Run
 from mamf.node.logs import SINGLE_DEVICE_PARTS, VERIFY_PART, make_log_path
 from mamf.operation import make_operation_plan
@@ -107,6 +107,8 @@ class DeviceRun:
                 for row in rows:
                     self.on_progress(f"{part} {row.phase or row.shape}")
         except UnavailableError as error:
+            if part == "find":  # There is no verdict without ceilings, so say what the user can do.
+                raise UsageError(str(error)) from None
             # No kernel can run this part. The verdict will report the part as missing.
             self.on_progress(f"{part}: {error}")
 

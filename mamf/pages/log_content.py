@@ -61,7 +61,7 @@ from mamf.report.shares import (
     WRONG_CEILING_TEXT,
     ShareCalculator,
     divide_by_peak,
-    make_ceiling_title,
+    make_problem_title_in_words,
 )
 from mamf.report.verification import yield_verdict_lines
 
@@ -126,7 +126,7 @@ class LogContent:
 
     @property
     def headline_facts(self) -> Sequence[Fact]:
-        return self.facts or [figure.headline_fact for figure in self.headline_figures]
+        return [*(figure.headline_fact for figure in self.headline_figures), *self.facts]
 
     @property
     def sections(self) -> list[Section]:
@@ -193,7 +193,7 @@ def make_finder_content(name: str, run: FinderRun) -> LogContent:
         [f"started {run.started}" if run.started else "the log does not say when it started"],
         make_finder_document(run, _MAX_TABLE_ROWS),
         [make_side_by_side_chart([make_compared_run(name, run)])] if any(row.shape for row in run.rows) else [],
-        figures[:MAX_HEADLINE_FIGURES],
+        figures,
         [make_name_value_table(known)] if known else [],
         run.command or "",
         run,
@@ -259,8 +259,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
         f"{header['device']['name']}: {title}" + (f" ({dtypes})" if dtypes and log.plan.kind != VERIFY else ""),
         [
             describe_machine(header),
-            f"{format_start_time(header)}; "
-            + describe_run_end(log.summary, left_noun="ceiling" if get_kind(log.plan).has_ceilings else "measurement"),
+            f"{format_start_time(header)}; " + describe_run_end(log.summary, left_noun=get_kind(log.plan).left_noun),
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
             *_list_unconfirmed_ceilings(log),
             *list_warnings(log),
@@ -310,7 +309,7 @@ def _make_pictures(log: RunLog) -> Iterator[Picture]:
 
 def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
     """Return the ceilings that the run confirmed; if there are none, the best row of each problem and regime."""
-    ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()][:MAX_HEADLINE_FIGURES]
+    ceilings = [*log.matmul_ceilings.values(), *log.other_ceilings.values()]
     if ceilings and log.plan.kind != "sweep":
         return [_make_ceiling_figure(ceiling, log.header) for ceiling in ceilings]
     shares = ShareCalculator(log.header, log.matmul_ceilings, log.known_ceilings, build_confirmed_roofs(log))
@@ -324,7 +323,7 @@ def _find_best_rows(log: RunLog) -> list[Measurement]:
     rows = select_ranked_rows(row for row in log.measurements if row.operation == operation)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
         best_rows.setdefault((row.problem, row.regime), row)
-    return list(best_rows.values())[:MAX_HEADLINE_FIGURES]
+    return list(best_rows.values())
 
 
 def _has_normal_data(problem: Any) -> bool:
@@ -346,7 +345,11 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
         f"at {ceiling.shape} by {ceiling.kernel}",
         compare_with_known_ceilings(ceiling, header["device"]),
     ]
-    title = f"{ceiling.regime} ceiling, {ceiling.dtype}" if is_plain else f"ceiling, {make_ceiling_title(ceiling)}"
+    title = (
+        f"{ceiling.regime} ceiling, {ceiling.dtype}"
+        if is_plain
+        else make_problem_title_in_words(f"{ceiling.regime} ceiling", ceiling.problem)
+    )
     return HeadlineFigure(title, ceiling.unit, point, notes)
 
 

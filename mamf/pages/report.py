@@ -55,9 +55,12 @@ def _combine_into_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> 
     """Combine the contents of single logs and the pages of folders into one page."""
     if pages or len(sources) > 1:
         return _make_comparison_page(sources, pages)
-    source = sources[0]
+    source, facts = sources[0], sources[0].headline_facts
+    hidden_note = f"the first {MAX_HEADLINE_FIGURES} of {len(facts)} figures (the tables below have all of them):"
     return Page(
-        *(source.title, source.intro_lines, [*(each.headline_fact for each in source.headline_figures), *source.facts]),
+        source.title,
+        [*source.intro_lines, *([hidden_note] if len(facts) > MAX_HEADLINE_FIGURES else [])],
+        facts[:MAX_HEADLINE_FIGURES],
         *(source.verdict, source.verdict_color),
         sections=source.sections,
     )
@@ -171,7 +174,7 @@ def _collect_headline_facts(sources: Sequence[LogContent]) -> list[Fact]:
     return [
         replace(fact, label=f"{name}: {fact.label}") if name else fact
         for source, name in zip(sources, names, strict=True)
-        for fact in source.headline_facts[: max(2, MAX_HEADLINE_FIGURES // len(sources))]
+        for fact in source.headline_facts
     ]
 
 

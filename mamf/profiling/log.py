@@ -335,7 +335,8 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
     )
     yield f"{per_step_note}time in which several classes run counts for only one of them{hidden_time_note}"
     if not profile.is_of_device:
-        yield "the trace shows no work on a device: rows are CPU operations, without the operations that they call"
+        yield "the trace shows no work on a device: times are of CPU operations, without the operations that they call"
+        yield "calls of a class: an operation counts once, together with the operations of this class that it calls"
     yield _explain_shares(profile)
     if profile.mamfu is None and (dtypes := ", ".join(profile.dtypes_without_ceiling)):
         yield (

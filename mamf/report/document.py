@@ -200,12 +200,13 @@ def describe_run_end(summary: Mapping[str, Any] | None, has_count: bool = True, 
     """Describe how a run ended: its status and reason, its duration, and how much is left to measure.
 
     - ``has_count``: whether to add the number of measured rows.
-    - ``left_noun``: the name of one item that is left to measure, such as ``ceiling``.
+    - ``left_noun``: the name of one item that is left to measure, such as ``ceiling``; empty if --resume cannot
+      continue the run.
     """
     if summary is None:
         return "the log has no summary: the run is still running, or was killed (then continue it with --resume)"
     end = f"{summary['status']}: {summary['reason']}" if summary["reason"] else summary["status"]
-    count_left = summary.get("left")
+    count_left = left_noun and summary.get("left")
     more_time = " and a longer --budget" if summary["reason"].startswith("the budget ended") else ""
     left = f"; {format_count(count_left, left_noun)} left: continue with --resume{more_time}" if count_left else ""
     count, earlier_count = summary["measured"], summary.get("measured_before_resume")

@@ -60,7 +60,6 @@ from mamf.report.document import (
     split_shared_parts,
 )
 from mamf.report.shares import WRONG_CEILING_TEXT, describe_missing_roofs, format_drift
-from mamf.statistics import Interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,10 +68,14 @@ if TYPE_CHECKING:
 class NamedCeiling(NamedTuple):
     """A ceiling with its name in reports: the dtype of a compute ceiling, or the memory level (such as memory or cache)
     of a bandwidth ceiling.
+
+    ``unit``, ``factor``: the unit in which the report shows the rate, and the factor that converts the rate to it.
     """
 
     name: str
     ceiling: Ceiling
+    unit: str
+    factor: float
 
 
 def select_roofline_points(rows: Iterable[Measurement], roofs: Roofs, ceilings: Ceilings) -> list[RooflinePoint]:
@@ -125,25 +128,14 @@ def make_roofline_document(
     points, shared_fields = drop_shared_fields(points)
     best_first = sorted(points, key=lambda point: -1.0 if point.roof_share is None else point.roof_share, reverse=True)
     ceilings = [
-        NamedCeiling(name, each)
+        NamedCeiling(name, each, *choose_unit(each.unit, [other.rate for other in kind.values()]))
         for kind in (roofs.matmul_ceilings, roofs.bandwidth_ceilings)
         for (name, _), each in kind.items()
     ]
-    rates_by_unit = group_pairs((named.ceiling.unit, named.ceiling.rate) for named in ceilings)
-    shown_units = {unit: choose_unit(unit, rates) for unit, rates in rates_by_unit.items()}
-
-    def format_rate_in_shown_unit(named: NamedCeiling) -> str:
-        unit, factor = shown_units[named.ceiling.unit]
-        return f"{format_four_digits(factor * named.ceiling.rate)} {unit}"
-
-    def read_interval_in_shown_unit(named: NamedCeiling) -> Interval:
-        interval, (_, factor) = named.ceiling.interval, shown_units[named.ceiling.unit]
-        return replace(interval, low=factor * interval.low, high=factor * interval.high)
-
     columns: list[Column[NamedCeiling]] = [
         Column("roof", "roof", lambda named: named.name, is_left_aligned=True),
         Column("regime", "regime", lambda named: named.ceiling.regime, is_left_aligned=True),
-        Column("", "rate", format_rate_in_shown_unit),
+        Column("", "rate", lambda named: f"{format_four_digits(named.factor * named.ceiling.rate)} {named.unit}"),
         Column("rate", "", lambda named: named.ceiling.rate),
         Column("unit", "", lambda named: named.ceiling.unit),
         *(
@@ -157,7 +149,9 @@ def make_roofline_document(
             for level in MEMORY_LEVELS
         ),
         *make_interval_columns(
-            lambda named: named.ceiling.interval, "rate_{}", read_shown_interval=read_interval_in_shown_unit
+            lambda named: named.ceiling.interval,
+            "rate_{}",
+            read_shown_interval=lambda named: named.ceiling.interval.scale(named.factor),
         ),
         Column("at", "at", lambda named: format_row_name(named.ceiling), drop_priority=3, is_left_aligned=True),
         Column("kernel", "kernel", lambda named: named.ceiling.kernel, drop_priority=2, is_left_aligned=True),
@@ -232,7 +226,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
         find_command = f"mamf find --operation bandwidth --set pattern=read --regime {' '.join(regimes)}"
         yield f"no memory bandwidth is known in {' and '.join(regimes)}: measure it with '{find_command}'"
     for (dtype, regime), ceiling in roofs.matmul_ceilings.items():
-        balance = compute_balance_point(NamedCeiling(dtype, ceiling), roofs, MEMORY_LEVEL)
+        balance = compute_balance_point(NamedCeiling(dtype, ceiling, ceiling.unit, 1.0), roofs, MEMORY_LEVEL)
         if balance is not None:
             yield (
                 f"{dtype} in {regime} is bound by memory below {format_four_digits(balance)} FLOP/byte, "

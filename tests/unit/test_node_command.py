@@ -32,6 +32,7 @@ from mamf.node.children import (
 from mamf.node.group import RankPlace, find_rank_place
 from mamf.node.logs import NodeRun
 from mamf.operations import unknown
+from mamf.plugins.discovery import MATMUL_KERNEL_GROUP
 
 NODE = ["node", "--backend", "simulated", "--budget", "60s", "--output-folder", "logs"]
 
@@ -376,6 +377,12 @@ def test_a_request_that_cannot_be_measured_fails_no_device(run, monkeypatch):
     code, out, _ = run(*NODE, "--dtype", "fp99")
     assert code == 3
     assert "the request cannot be measured: unknown dtype 'fp99'" in out.splitlines()[0]
+    monkeypatch.setitem(
+        simulated_node.POINTS, MATMUL_KERNEL_GROUP, {"torch.mm": "mamf.operations.matmul.torch_kernels:TorchMm"}
+    )
+    code, out, _ = run(*NODE, "--output-folder", "without-kernel")
+    reason = "the request cannot be measured: no default matmul kernel runs on backend simulated"
+    assert (code, reason in out.splitlines()[0]) == (3, True), out
 
 
 @pytest.mark.parametrize(("options", "overlap_count"), [((), 0), (("--overlap",), 1), (("--overlap", "--dry-run"), 0)])

@@ -152,6 +152,21 @@ def test_a_page_of_many_logs_begins_with_the_highest_ceiling_of_each_dtype_and_r
     assert not any(section.is_open for section in page.sections if section.parts)
 
 
+def test_a_page_says_how_many_figures_it_does_not_show_at_the_top():
+    eight_ceilings = H200 / "bandwidth-find-float32-burst-sustained-20261121-203429.jsonl"
+    page = make_report_page([eight_ceilings])
+    assert (len(page.facts), "the first 6 of 8 figures (the tables below have all of them):" in page.intro_lines) == (
+        6,
+        True,
+    )
+    assert page.facts[0].label == "burst ceiling, float32, copy"
+    page_of_two = make_report_page([eight_ceilings, FIND])
+    assert page_of_two.intro_lines[0] == "the highest figure of each kind, the first 6 of 10, ceilings first:"
+    chart = page_of_two.sections[0].parts[0]
+    assert "sustained ceiling, float32, triad" in [row.group for row in chart.rows]
+    assert not any("figures" in line for line in make_report_page([FIND]).intro_lines)
+
+
 def test_a_list_of_closed_sections_needs_no_contents():
     closed_sections = [Section(f"log {number}", [Answer(["x"])], is_open=False) for number in range(20)]
     assert 'aria-label="Contents"' not in render_page(Page("t", sections=closed_sections))

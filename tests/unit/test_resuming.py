@@ -7,6 +7,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 from refusals import assert_refused
@@ -15,6 +17,8 @@ from test_attention import KERNELS, SlowAttention
 from mamf.cli import main
 from mamf.logs.run_log import read_run_log
 from mamf.testing import Physics, SimulatedBackend
+
+OLD_LOGS = Path(__file__).parents[2] / "results" / "amd-epyc"
 
 BACKEND = ["--backend", "mamf.testing:SimulatedBackend"]
 MATMUL = ["--kernel", "mamf.testing:SimulatedMatmul"]
@@ -253,6 +257,16 @@ def test_a_log_is_not_resumed_by_another_command(resume, command, log):
     }[log]
     message = f"{log}.jsonl is the log of {title}: resume it with 'mamf {log} --resume {log}.jsonl'"
     assert_refused(resume(command, log=log), message)
+
+
+def test_no_command_resumes_the_log_of_an_old_roofline(run, tmp_path):
+    log = next(OLD_LOGS.glob("bandwidth-roofline-*.jsonl"))
+    copy = shutil.copy(log, tmp_path / "old.jsonl")
+    reason = "old.jsonl is the log of a roofline of bandwidth: mamf cannot resume this old log; repeat the run with"
+    assert_refused(run("find", "--resume", str(copy)), reason)
+    _, shown, _ = run("show", str(copy))
+    assert "interrupted: the budget ended; 193 measurements in 140.3 s\n" in shown
+    assert "--resume" not in shown
 
 
 class Renumbered(SimulatedBackend):

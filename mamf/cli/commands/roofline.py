@@ -177,6 +177,9 @@ def _run_ceiling_searches(options: argparse.Namespace, backend: Backend) -> tupl
     if not options.dry_run:
         make_folder(folder)
     with redirect_reports(sys.stderr):
+        print_line(
+            f"logs: {folder}; to continue an interrupted search, repeat the command with --output-folder {folder}"
+        )
         for name, arguments in _yield_search_arguments(options, backend, folder):
             paths.append(folder / f"{name}.jsonl")
             find_command = [

@@ -139,11 +139,9 @@ class CommandParser(argparse.ArgumentParser):
             # operation. For any other word, suggest the nearest option.
             name = unknown[0].partition("=")[0]
             known_options = parser._option_string_actions
-            similar_options = (
-                [name.lower()]
-                if name.lower() in known_options
-                else difflib.get_close_matches(name, known_options, n=1, cutoff=0.7)
-            )
+            similar_options = sorted(
+                each for each in known_options if each.startswith(name.lower())
+            ) or difflib.get_close_matches(name, known_options, n=1, cutoff=0.7)
             suggestion = f" (did you mean {similar_options[0]}?)" if similar_options else "; --help lists all options"
             if not name.startswith("-"):
                 hint = (

@@ -250,7 +250,7 @@ SHARED_OPTIONS: Mapping[str, SharedOption] = {
     "--dtype": SharedOption(
         "dtype of the operands, if the kernel supports it: bfloat16, float16, float32, tf32, float64, fp8, "
         "float8_e5m2, int8, or a scaled format such as fp8_rowwise, mxfp8 or nvfp4",
-        "bfloat16, or float16 if the device lacks it",
+        "bfloat16; on a device without it, float16 or, on a CPU, float32",
         {"nargs": "+"},
     ),
     "--format": SharedOption("format of the report", "table", {"choices": REPORT_FORMATS, "default": "table"}),

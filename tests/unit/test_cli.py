@@ -54,6 +54,7 @@ def test_options_in_the_spelling_of_mamf_finder_work(sweep):
     ("argument", "complaint"),
     [
         ("--versoin", "unknown option '--versoin' (did you mean --version?)"),
+        ("--vers", "unknown option '--vers' (did you mean --version?)"),
         ("swep", "there is no command 'swep' (did you mean sweep?)"),
         ("decode", "there is no command 'decode'; measure this operation with 'mamf attention --operation decode'"),
         ("grouped", "there is no command 'grouped'; measure this operation with 'mamf sweep --operation grouped'"),

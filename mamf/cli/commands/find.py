@@ -193,10 +193,9 @@ class _MatmulSearchSession(Session):
             f"device: {self.backend.info.name} ({self.backend.name}:{self.backend.index}), {self.plan.problem.dtype}"
         )
         print_line(f"kernels: {kernel_names}")
-        size_limit = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop else ""
+        size_limit = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop < float("inf") else ""
         print_line(
-            f"grid: {len(grid.list_shapes())} shapes, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}"
-            f"{size_limit}"
+            f"shapes: {len(grid.list_shapes())}, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}{size_limit}"
         )
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 

@@ -364,8 +364,8 @@ def print_plan(
     )
     for search in remaining_searches:
         print_line(
-            f"ceilings: first the search for {search.problem.dtype} {' and '.join(search.regimes)}, "
-            f"at most {search.budget_seconds:.0f} s"
+            f"ceilings: first the search for {search.operation}, {search.problem.dtype} "
+            f"{' and '.join(search.regimes)}, at most {search.budget_seconds:.0f} s"
         )
     seconds = compute_max_sampling_seconds(plan, remaining_row_keys, backend) + sum(
         search.budget_seconds or 0.0 for search in remaining_searches

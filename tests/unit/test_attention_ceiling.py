@@ -142,7 +142,7 @@ def test_without_a_working_matmul_kernels_are_measured_and_shares_missing(attent
 def test_a_search_without_a_budget_has_its_usual_time(attention, tmp_path):
     code, out, err = attention("--dry-run")
     assert code == 0
-    assert "ceilings: first the search for bfloat16 burst, at most 12 s" in out
+    assert "ceilings: first the search for matmul, bfloat16 burst, at most 12 s" in out
     time = f"{12 + ROW_COUNT:.1f} s"
     assert f"time: about {time} for the timed launches, plus the time to prepare and verify the rows" in out
     assert "leaves" not in err

@@ -137,7 +137,8 @@ class ModelSession(Session):
         if (row_seconds := self._estimate_first_row_seconds()) > self.plan.budget_seconds:
             raise UsageError(
                 f"the first row takes about {row_seconds:.0f} s on this CPU, which is more than the budget: choose a "
-                "smaller --batch or --context-lengths, add --quick, or give a longer --budget"
+                f"smaller --batch or --context-lengths, {'' if self.options.quick else 'add --quick, '}or give a "
+                "longer --budget"
             )
 
     def _estimate_first_row_seconds(self) -> float:

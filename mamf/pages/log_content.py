@@ -259,7 +259,9 @@ def make_run_log_content(log: RunLog) -> LogContent:
         f"{header['device']['name']}: {title}" + (f" ({dtypes})" if dtypes and log.plan.kind != VERIFY else ""),
         [
             describe_machine(header),
-            f"{format_start_time(header)}; " + describe_run_end(log.summary, left_noun=get_kind(log.plan).left_noun),
+            f"{format_start_time(header)}; "
+            # A verification counts its problems, and not the rows with a rate.
+            + describe_run_end(log.summary, log.plan.kind != VERIFY, get_kind(log.plan).left_noun),
             *(["the last line of the log is incomplete and ignored"] if log.is_truncated else []),
             *_list_unconfirmed_ceilings(log),
             *list_warnings(log),

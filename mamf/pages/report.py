@@ -56,10 +56,16 @@ def _combine_into_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> 
     if pages or len(sources) > 1:
         return _make_comparison_page(sources, pages)
     source, facts = sources[0], sources[0].headline_facts
-    hidden_note = f"the first {MAX_HEADLINE_FIGURES} of {len(facts)} figures (the tables below have all of them):"
     return Page(
         source.title,
-        [*source.intro_lines, *([hidden_note] if len(facts) > MAX_HEADLINE_FIGURES else [])],
+        [
+            *source.intro_lines,
+            *(
+                [f"the first {MAX_HEADLINE_FIGURES} of {len(facts)} figures (the tables below have all of them):"]
+                if len(facts) > MAX_HEADLINE_FIGURES
+                else []
+            ),
+        ],
         facts[:MAX_HEADLINE_FIGURES],
         *(source.verdict, source.verdict_color),
         sections=source.sections,

@@ -276,14 +276,18 @@ def _make_finder_columns() -> list[Column[ReportedFigures]]:
 def _describe_finder_run(run: FinderRun) -> Iterator[str]:
     known = (run.device, run.dtype, *(f"{name} {version}" for name, version in run.software.items()))
     yield ", ".join(text for text in known if text) or "unknown device"
-    version = run.version or "of an unknown version"
-    yield f"tier {LEGACY_TIER}: figures of mamf-finder {version}, in TFLOPS, without samples or checks"
+    yield (
+        f"tier {LEGACY_TIER}: figures of mamf-finder {run.version or 'of an unknown version'}, in TFLOPS, without "
+        "samples or checks"
+    )
 
 
 def _describe_finder_end(run: FinderRun) -> Iterator[str]:
     for name, best in run.best.items():
         title = f"{name} ({best.label})" if best.label else f"best {name}"
-        yield f"{title}: {best.tflops[name]:g} TFLOPS @ {best.shape or 'an unknown shape'}"
+        is_highest = best.tflops[name] >= max((row.tflops.get(name, 0.0) for row in run.rows), default=0.0)
+        note = "" if is_highest else " (chosen by mamf-finder, which ignores rows whose rate was not steady)"
+        yield f"{title}: {best.tflops[name]:g} TFLOPS @ {best.shape or 'an unknown shape'}{note}"
     if run.means:
         yield f"mean of all: {', '.join(f'{name} {value:g}' for name, value in run.means.items())} TFLOPS"
     if run.tried is not None:

@@ -215,14 +215,13 @@ class ShareCalculator:
         If the kernel multiplies in a dtype other than the row's dtype, MAMFU may be above 1 although the ceiling is
         right. The text then names the dtype of the ceiling.
         """
-        name, limiting_share = self.find_limiting_share(row)
+        name, share = self.find_limiting_share(row)
         if name == "MBU":
-            return f"{format_percent(limiting_share)} % of the read bandwidth (MBU)"
-        share = self.compute_row_mamfu(row)
-        if share is not None and "product_dtypes" in row.details:
-            return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
-        if share is None:
+            return f"{format_percent(share)} % of the read bandwidth (MBU)"
+        if not share:
             return ""
+        if "product_dtypes" in row.details:
+            return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         return (
             f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE_OF_CEILING else WRONG_CEILING_TEXT
         )
@@ -272,7 +271,8 @@ class ShareCalculator:
         mamfu = compute_mamfu(row, self.measured_ceilings)
         # Drift of the device's speed and the error of the timer can raise MAMFU to at most ``max_plausible_mamfu``.
         max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
-        if mamfu is not None and mamfu > max_plausible_mamfu and "product_dtypes" not in row.details:
+        # ``describe_share`` describes a MAMFU above MAX_SHARE_OF_CEILING.
+        if max_plausible_mamfu < (mamfu or 0.0) <= MAX_SHARE_OF_CEILING and "product_dtypes" not in row.details:
             yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:
@@ -288,8 +288,11 @@ class ShareCalculator:
             for (dtype, regime), each in self.measured_ceilings.items()
             if regime in regimes
         ]
-        errors = (compute_mamfu_error(row, self.measured_ceilings) for row in with_share if not row.is_reference)
-        known_errors = sorted(filter(None, errors))
+        known_errors = sorted(
+            filter(
+                None, (compute_mamfu_error(row, self.measured_ceilings) for row in with_share if not row.is_reference)
+            )
+        )
         bounds = dict.fromkeys(f"{100 * each:.2g}" for each in (*known_errors[:1], *known_errors[-1:]))
         accuracy = [
             f"MAMFU: the timer's error is at most {' % of a share for long launches, and '.join(bounds)} % "

@@ -104,7 +104,9 @@ class StackedChart(Picture):
 
     def make_panel_rows(self) -> list[list[DrawablePanel | None]]:
         drawn_panels: list[DrawablePanel | None] = [self._make_drawable_panel(panel) for panel in self.panels]
-        columns = -(-len(drawn_panels) // -(-len(drawn_panels) // _MAX_PANELS_ACROSS))
+        min_panel_characters = _MIN_LABEL_LINE_CHARACTERS * max(len(panel.bars) for panel in self.panels)
+        max_columns = min(_MAX_PANELS_ACROSS, _MAX_CHARACTERS_OF_ALL_LABELS // min_panel_characters or 1)
+        columns = -(-len(drawn_panels) // -(-len(drawn_panels) // max_columns))
         drawn_panels += [None] * (-len(drawn_panels) % columns)
         return [drawn_panels[start : start + columns] for start in range(0, len(drawn_panels), columns)]
 

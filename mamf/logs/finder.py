@@ -305,7 +305,7 @@ class _RunParser:
             self._remarks.append("the original log prints shapes as MxKxN; this log has them as MxNxK")
         if self._unmatched_count:
             self._remarks.append(
-                f"mamf did not understand {self._unmatched_count} lines with figures when it imported the log"
+                f"lines with figures that mamf did not understand when it imported the log: {self._unmatched_count}"
             )
         stage = "confirm" if has_confirmed_ceiling else "scout" if is_staged else ""
         return FinderRun(

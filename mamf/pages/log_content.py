@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import mamf
 from mamf.ceilings.ceiling import MAX_SHARE_OF_CEILING, Ceiling, explain_missing_ceiling
 from mamf.contribution.known_ceilings import compare_with_known_ceilings
 from mamf.errors import UsageError
@@ -109,6 +110,7 @@ class LogContent:
     - ``verdict``, ``verdict_color``: the verdict of a verification, and its color on the page.
     - ``condition_parts``: blocks about the device, the software and the settings.
     - ``log``: the log of a run of mamf or mamf-finder, None for a profile.
+    - ``mamf_version``: the version of mamf that ran ``command``; empty for a log of mamf-finder.
     """
 
     name: str
@@ -120,6 +122,7 @@ class LogContent:
     condition_parts: Sequence[PagePart] = ()
     command: str = ""
     log: RunLog | FinderRun | None = None
+    mamf_version: str = ""
     facts: Sequence[Fact] = ()
     verdict: str = ""
     verdict_color: str = ""
@@ -144,7 +147,7 @@ class LogContent:
             Section("Pictures", self.pictures, is_open=len(panels) <= MAX_OPEN_PANELS),
             Section("Figures", figures, is_open=is_short),
             Section("Conditions", self.condition_parts, is_open=is_short and len(panels) <= MAX_OPEN_PANELS),
-            Section("Reproduce it", _make_command_parts(self.command)),
+            Section("Reproduce it", _make_command_parts(self.command, self.mamf_version)),
         ]
 
 
@@ -159,15 +162,20 @@ def read_log_content(path: Path) -> LogContent:
     return make_run_log_content(read_run_log(path))
 
 
-def _make_command_parts(command: str) -> list[PagePart]:
-    """Show the command that repeats a run, without the option that names its log. Return an empty list if the run was
-    started from Python.
+def _make_command_parts(command: str, mamf_version: str) -> list[PagePart]:
+    """Show the command that repeats a run, without the option that names its log. If another version of mamf ran it,
+    name this version. Return an empty list if the run was started from Python.
     """
     if command in ("", PYTHON_COMMAND):
         return []
     command = _OUTPUT_OPTION_PATTERN.sub("", command)
     return [
         CopyableCommand(command),
+        *(
+            [Lines([f"mamf {mamf_version} ran this command: in other versions, options can have other names."])]
+            if mamf_version not in ("", mamf.__version__)
+            else []
+        ),
         *(
             [Lines(["The log leaves out the author's folders: replace each <path> with a path on your machine."])]
             if "<path>" in command
@@ -213,15 +221,18 @@ def make_profile_content(path: Path, script: str, profile: Profile) -> LogConten
         document,
         condition_parts=make_conditions_blocks({"device": {"name": describe_device(profile)}, "timer": None, **header}),
         command=header["command"],
+        mamf_version=header["tool"]["version"],
         facts=_list_profile_facts(profile, document.title),
     )
 
 
 def _list_profile_facts(profile: Profile, title: str) -> list[Fact]:
     is_timed, whole = profile.unprofiled_step_seconds is not None, profile.whole_seconds
-    took = format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds)
     step = Fact(
-        "a step" if profile.steps else "all", took, "ms", [title, f"with{'out' if is_timed else ''} the profiler"]
+        "a step" if profile.steps else "all",
+        format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds),
+        "ms",
+        [title, f"with{'out' if is_timed else ''} the profiler"],
     )
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
     ceilings = [
@@ -276,6 +287,7 @@ def make_run_log_content(log: RunLog) -> LogContent:
         make_conditions_blocks(header),
         header["command"],
         log,
+        header["tool"]["version"],
         [
             Fact(
                 f"rate of {name} while both run, as a share of its rate alone",

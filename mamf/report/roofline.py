@@ -29,7 +29,7 @@ from mamf.ceilings.roof import (
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.matmul.shapes import MatmulShape, name_layer_weights
 from mamf.operations.unknown import get_operation
-from mamf.plans import SUSTAINED
+from mamf.plans import CHECKING_REGIMES, SUSTAINED
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
     CEILING_LINE_STYLE,
@@ -80,12 +80,17 @@ class NamedCeiling(NamedTuple):
 
 def select_roofline_points(rows: Iterable[Measurement], roofs: Roofs, ceilings: Ceilings) -> list[RooflinePoint]:
     """Return a point of the roofline chart for each measured row of a run. Skip reference rows, which a run repeats to
-    see drift, and rows of a search for ceilings.
+    see drift, rows of a search for ceilings, rows of a verification, and rows that a link between devices limits.
 
     ``ceilings``: the matmul ceilings in the log of this run. The run measured the matmuls of these ceilings before and
     after its rows, so they, and not ``roofs``, show whether the speed of the device drifted.
     """
-    selected = [row for row in rows if row.ok and not row.is_reference and not row.phase]
+    selected = [
+        row
+        for row in rows
+        if row.ok and not row.is_reference and not row.phase and row.regime not in CHECKING_REGIMES
+        if not get_operation(row.operation).uses_shared_links
+    ]
     layers = name_layer_weights(row.shape for row in selected if isinstance(row.shape, MatmulShape))
     return [
         replace(

@@ -63,7 +63,7 @@ def test_version_2_rows_and_summary():
 def test_lines_that_are_not_understood_are_counted():
     run = parse_run(samples.V2G.replace("(median)", "(mode)", 4))
     assert len(run.rows) == 1
-    assert join_remarks(run) == "mamf did not understand 2 lines with figures when it imported the log"
+    assert join_remarks(run) == "lines with figures that mamf did not understand when it imported the log: 2"
 
 
 class TestHead:

@@ -29,7 +29,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         metavar="A B",
-        help="two logs of any kind, or two folders that runs with --devices wrote; ratios are B/A",
+        help="two logs of runs with rates, or two folders that runs with --devices wrote; ratios are B/A",
     )
     parser.add_argument(
         "--against",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from mamf.cli.terminal import add_shared_options, print_line
 from mamf.cli.watching import SignalHandler
 from mamf.errors import UsageError
-from mamf.files import yield_numbered_paths
+from mamf.files import make_folder, yield_numbered_paths
 
 if TYPE_CHECKING:
     from mamf.logs.legacy import FinderRun
@@ -39,8 +39,6 @@ def run_with_options(options: argparse.Namespace) -> int:
     from mamf.logs.finder import read_finder_logs
     from mamf.logs.legacy import write_legacy_log
 
-    if not options.output_folder.is_dir():
-        raise UsageError(f"there is no folder {options.output_folder}: create it, or choose another --output-folder")
     paths = list({os.path.realpath(path): path for path in options.logs}.values())
     written_paths: list[Path] = []
     with SignalHandler():
@@ -48,6 +46,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         with show_reading_progress(paths) as count_read_bytes:
             runs = [(path, run) for path in paths for run in read_finder_logs(path, count_read_bytes)]
         target_paths = _choose_target_paths((path for path, _ in runs), options.output_folder)
+        make_folder(options.output_folder)
         try:
             for target_path, (_, run) in zip(target_paths, runs, strict=True):
                 write_legacy_log(run, target_path)

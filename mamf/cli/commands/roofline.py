@@ -141,7 +141,10 @@ def run_with_options(options: argparse.Namespace) -> int:
             require_same_card(log, roofs)
         points_of_log = select_roofline_points(log.measurements, roofs, log.matmul_ceilings)
         if not points_of_log:
-            warn(f"{log.path} has no row to show in the roofline, because mamf does not show rows of a search")
+            warn(
+                f"{log.path} has no row to show in the roofline, which has rows of kernels, and not of searches, "
+                "verifications or links between devices"
+            )
         roofline_points += points_of_log
     header, warnings = logs[0].header, dict.fromkeys(warning for log in logs for warning in list_warnings(log))
     print_document(

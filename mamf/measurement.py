@@ -367,10 +367,7 @@ class Measurement(NotebookTable):
     @property
     def rate_interval(self) -> Interval:
         """The 95 % interval of the rate of one more run, in TFLOPS or TB/s."""
-        interval = self.interval
-        return Interval(
-            self.work_amount / interval.high / TERA, self.work_amount / interval.low / TERA, interval.coverage
-        )
+        return self.interval.invert(self.work_amount / TERA)
 
     @property
     def relative_timing_error(self) -> float:

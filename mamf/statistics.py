@@ -75,6 +75,10 @@ class Interval:
     def scale(self, factor: float) -> Interval:
         return replace(self, low=factor * self.low, high=factor * self.high)
 
+    def invert(self, amount: float) -> Interval:
+        """Convert an interval of seconds to one of rates. ``amount``: the work of these seconds."""
+        return replace(self, low=amount / self.high, high=amount / self.low)
+
     def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high
 

@@ -166,7 +166,7 @@ def search(
     - ``regime``: the regime of the ceiling. A search for the sustained ceiling first finds the burst ceiling, and
       ``ceilings`` contains both.
     - ``budget_seconds``: 57 s by default. With ``quick``, 13.2 s plus 4 s for each kernel that compiles. On a CPU,
-      the default for the sustained regime is 114 s, or 66 s with ``quick``.
+      the default is 114 s, or 66 s with ``quick``.
     - ``quick``: measure each shape fewer times, and only with the kernel that is fastest in a short trial.
 
     Raises UnavailableError, UnknownNameError or UnsupportedError before the first measurement, if the requested device,
@@ -183,7 +183,6 @@ def search(
     """
     opened_backend = open_backend_with_measured_traits(backend, device)
     requested_regimes, kernel_names = convert_to_tuple("regime", regime) or (BURST,), convert_to_tuple("kernel", kernel)
-    regimes = tuple(dict.fromkeys((BURST, *requested_regimes)))
     (search_problem,), _ = make_problems_and_shapes(
         opened_backend, MatmulOperation(), None, problem, {"dtype": dtype}, "search", max_values=1
     )
@@ -191,7 +190,7 @@ def search(
         opened_backend,
         search_problem,
         kernel_names,
-        regimes=regimes,
+        regimes=tuple(dict.fromkeys((BURST, *requested_regimes))),
         budget_seconds=budget_seconds,
         precision=precision,
         is_quick=quick,
@@ -208,10 +207,17 @@ def search(
 
 
 def _start_run(run: Run) -> Generator[Measurement, None, None]:
-    """Return an iterator that measures the rows of a run. Warn about each problem that mamf found with the machine."""
+    """Return an iterator that measures the rows of a run. Warn about each problem that mamf found with the machine.
+
+    The warnings name the line outside of mamf that started the run.
+    """
     rows = run.yield_measurements()
     for finding in select_warnings(run.findings):
-        warnings.warn(format_check_result(finding), MamfWarning, stacklevel=4)
+        is_in_mamf = (
+            str(each.frame.f_globals.get("__name__")).startswith("mamf.") for each in inspect.stack(context=0)
+        )
+        mamf_frame_count = [*is_in_mamf, False].index(False)
+        warnings.warn(format_check_result(finding), MamfWarning, stacklevel=mamf_frame_count + 1)
     return rows
 
 
@@ -329,11 +335,10 @@ def measure_kernels(
     run = Run(plan, opened_backend, opened_kernels, log_path=None if log is None else Path(log))
     if ceilings or ceiling_kernel:
         ceilings_by_key = dict(ceilings or {})
-        warn = functools.partial(warnings.warn, category=MamfWarning)
         references = get_ceiling_kernels(
             {ceiling.kernel for ceiling in ceilings_by_key.values()},
             convert_to_tuple("ceiling_kernel", ceiling_kernel) or (),
-            warn,
+            functools.partial(warnings.warn, category=MamfWarning),
         )
         run.make_run_strategy, run.known_ceilings = (
             lambda setup: RowsStrategy(setup, ceilings_by_key, references),

@@ -75,7 +75,7 @@ class Ceiling(NotebookTable, Rate):
     - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the winning shape, as a
       share; None if the default kernel won or was not measured.
     - ``repeatability``: how much repeated runs differ. mamf computes the interval from this value and the rounds. None
-      in logs converted from an older version of mamf: their interval is computed from the rounds only.
+      if the ceiling comes from a record of an older version of mamf: its interval is computed from the rounds only.
     """
 
     dtype: str = field(init=False)
@@ -231,7 +231,7 @@ def find_confirmed_ceiling(
         ),
         conditions=summarize_conditions(winner_rounds.values()),
         gain_over_default=gain,
-        repeatability=find_median_repeatability(list(winner_rounds.values())),
+        repeatability=choose_repeatability(list(winner_rounds.values())),
     )
 
 
@@ -266,22 +266,16 @@ def combine_rounds(rounds: Sequence[Measurement]) -> tuple[float, Interval]:
     another run is expected.
 
     The rate is the median of the rounds or, in regimes that report a mean (such as sustained), total work divided by
-    total time. The interval depends on the calibration, which says how much repeated runs differ.
-
-    Rounds in logs converted from an older version of mamf have no calibration. For these, the rate is always the
-    median, and the interval is computed from the sorted rates of the rounds.
+    total time. In logs converted from an older version of mamf, it is always the median of the rates. The interval
+    depends on the calibration, which says how much repeated runs differ.
     """
-    repeatability = find_median_repeatability(rounds)
-    if repeatability is None:
-        rates = [row.best_rate for row in rounds]
-        return stdlib_statistics.median(rates), compute_median_interval(rates)
     seconds, combined_seconds, errors = _combine_round_seconds(rounds)
-    celsius = compute_median_ignoring_none(row.conditions.celsius for row in rounds)
-    interval, scale = (
-        compute_repeat_interval(seconds, combined_seconds, errors, repeatability, celsius),
-        rounds[0].work_amount / TERA,
+    interval = compute_repeat_interval(
+        *(seconds, combined_seconds, errors, choose_repeatability(rounds)),
+        compute_median_ignoring_none(row.conditions.celsius for row in rounds),
     )
-    return scale / combined_seconds, Interval(scale / interval.high, scale / interval.low, interval.coverage)
+    scale = rounds[0].work_amount / TERA
+    return scale / combined_seconds, interval.invert(scale)
 
 
 def compute_combined_rate_error(rounds: Sequence[Measurement]) -> FigureUncertainty:
@@ -303,6 +297,8 @@ def _combine_round_seconds(rounds: Sequence[Measurement]) -> tuple[list[float], 
     standard error of each round.
     """
     seconds, errors = [row.seconds for row in rounds], [row.relative_standard_error for row in rounds]
+    if rounds[0].repeatability is None:
+        return seconds, rounds[0].work_amount / TERA / compute_median_rate(rounds), errors
     if rounds[0].statistic != "mean":
         return seconds, stdlib_statistics.median(seconds), errors
     return (

@@ -50,8 +50,7 @@ _MIN_MEMORY_SHARE, _MAX_MEMORY_SHARE = 0.86, 1.10
 _MAX_TIME_AHEAD = timedelta(days=2)
 # Maximum relative rounding error of the rates in a log, which have six digits.
 _RATE_ROUNDING_SHARE = 1.1e-5
-# The power of a ceiling in a log may differ by this share from the power that mamf computes from the log's rows. mamf
-# divides total energy by total time, but old logs contain the median power of the rows.
+# The power of a ceiling in a log may differ by this share from the recomputed power, because old logs contain a median.
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
@@ -335,7 +334,7 @@ def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Recompute the ceilings of a log from the measurements that confirm them, and find values in the log that differ.
 
     A resumed search may have written several ceilings for the same problem and regime. Check only the last of them.
-    Skip the matmul ceilings in a log of attention if another log has the measurements that confirm them.
+    Skip the matmul ceilings in a log of attention if another log confirms them, and the intervals of old versions.
     """
     ceilings, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
     written = [
@@ -347,7 +346,8 @@ def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
         regime, expected = record["regime"], make_ceiling_record(ceilings[key]) if key in ceilings else {}
         if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
             yield Finding("ceiling-mismatch", f"the log lacks the measurements that confirm its {regime} ceiling", line)
-        for name in sorted(expected.keys() & record.keys() - {"gain_over_default"}):
+        skipped_names = {"interval_coverage", *_INTERVAL_FIELDS} if record["repeatability"] is None else set()
+        for name in sorted(expected.keys() & record.keys() - {"gain_over_default"} - skipped_names):
             rounding = _MAX_POWER_DIFFERENCE_SHARE if name in _POWER_FIELDS else _RATE_ROUNDING_SHARE
             if not values_agree(record[name], expected[name], rounding):
                 message = f"{regime}: {name} is {record[name]}, but the confirming measurements give {expected[name]}"

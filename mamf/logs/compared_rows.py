@@ -357,8 +357,8 @@ def _yield_confirmed_candidates(rows: Sequence[Measurement]) -> Iterable[Compare
 
 
 def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
-    known = ceiling.repeatability or look_up_repeatability("", ceiling.regime, ceiling.problem)
-    error = compute_run_error([ceiling.seconds], ceiling.seconds, [0.0], known)
+    repeatability = ceiling.repeatability or look_up_repeatability("", ceiling.regime, ceiling.problem)
+    error = compute_run_error([ceiling.seconds], ceiling.seconds, [0.0], repeatability)
     return ComparedRow(
         {"regime": ceiling.regime, **get_problem_fields(ceiling.problem)},
         str(ceiling.shape),
@@ -369,7 +369,7 @@ def _make_row_of_ceiling(ceiling: Ceiling) -> ComparedRow:
         error=compute_error_between_runs(error, ceiling.regime, ceiling.round_count),
         seconds_per_launch=ceiling.seconds,
         celsius=ceiling.conditions.celsius,
-        speed_loss_per_degree=known.per_degree,
+        speed_loss_per_degree=repeatability.per_degree,
         used_cycle_share=ceiling.conditions.used_cycle_share,
         cycles_error=_compute_cycles_error(ceiling.regime, ceiling.problem),
     )

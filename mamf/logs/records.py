@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import datetime, timezone
 from typing import Annotated, Any, TypeVar
 
@@ -17,6 +17,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct
 from msgspec import UnsetType as Missing
 
+from mamf.calibration import look_up_repeatability
 from mamf.ceilings.ceiling import Ceiling
 from mamf.errors import require_known_names
 from mamf.measurement import (
@@ -33,7 +34,14 @@ from mamf.measurement import (
 )
 from mamf.operations.unknown import get_operation
 from mamf.plans import MATMUL, REGIME_NAMES
-from mamf.statistics import Interval, Repeatability, compute_standard_deviation, summarize_samples
+from mamf.statistics import (
+    Interval,
+    Repeatability,
+    compute_repeat_interval,
+    compute_standard_deviation,
+    compute_standard_error,
+    summarize_samples,
+)
 
 _RATE_STATISTICS = ("mean", "median", "fastest", "slowest")
 #: Details of a measurement that mamf computes with, so they must be numbers.
@@ -405,6 +413,9 @@ def make_ceiling_record(ceiling: Ceiling) -> dict[str, Any]:
 def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) -> Ceiling:
     """Convert the JSON values of a record to a ceiling of the device in the header.
 
+    Old versions of mamf recorded no calibration, and an interval of the rounds only. The result then has the current
+    calibration and a repeat interval.
+
     Raises KeyError or ValueError if the values are not a ceiling, and UsageError for an invalid shape.
     """
     read = read_record(record, CeilingRecord)
@@ -413,7 +424,7 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
     rate, interval = (getattr(read, name) for name in names)
     if rate is UNSET or interval is UNSET:
         raise ValueError(f"missing field `{names[rate is not UNSET]}`")
-    return Ceiling(
+    ceiling = Ceiling(
         device=header["device"]["name"],
         uuid_hash=header["device"]["uuid_hash"],
         problem=operation.read_problem_record(read.problem),
@@ -428,6 +439,16 @@ def read_ceiling_record(record: Mapping[str, Any], header: Mapping[str, Any]) ->
         gain_over_default=read.gain_over_default,
         repeatability=read.repeatability,
     )
+    return _add_repeat_interval(ceiling) if ceiling.repeatability is None else ceiling
+
+
+def _add_repeat_interval(ceiling: Ceiling) -> Ceiling:
+    """Widen the interval of a ceiling, which contains only the scatter of its rounds, by the differences of runs."""
+    seconds, error = ceiling.seconds, compute_standard_error(ceiling.interval, ceiling.rate)
+    calibration = look_up_repeatability("", ceiling.regime, ceiling.problem)
+    rounds = [seconds * (1 - error), seconds * (1 + error)]  # two rounds whose mean has this standard error
+    interval = compute_repeat_interval(rounds, seconds, [0.0], calibration, ceiling.conditions.celsius)
+    return replace(ceiling, interval=interval.invert(ceiling.rate * seconds), repeatability=calibration)
 
 
 def make_known_ceiling_record(rate: Rate) -> dict[str, Any]:

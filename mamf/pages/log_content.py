@@ -247,7 +247,15 @@ def _list_profile_facts(profile: Profile, title: str) -> list[Fact]:
     return [
         step,
         *([share] if profile.mamfu else []),
-        *(Fact(row.name, f"{100 * row.visible / whole:.1f}", "%") for row in costs),
+        *(
+            Fact(
+                row.name,
+                f"{100 * row.visible / whole:.1f}",
+                "%",
+                ["at most"] if profile.is_uneven and row.name == IDLE_LABEL else [],
+            )
+            for row in costs
+        ),
     ]
 
 
@@ -349,7 +357,6 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
     share = divide_by_peak(ceiling.rate, ceiling.problem, header)
     interval = ceiling.interval
     low, high = (interval.low, interval.high) if interval.is_known else (ceiling.rate, ceiling.rate)
-    point = RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}")
     # If the title of a matmul ceiling contained the seed, ceilings of searches with different seeds would not share a
     # row of the chart.
     is_plain = sets_compute_ceiling(ceiling.problem.operation) and _has_normal_data(ceiling.problem)
@@ -364,7 +371,7 @@ def _make_ceiling_figure(ceiling: Ceiling, header: Mapping[str, Any]) -> Headlin
         if is_plain
         else make_problem_title_in_words(f"{ceiling.regime} ceiling", ceiling.problem)
     )
-    return HeadlineFigure(title, ceiling.unit, point, notes)
+    return HeadlineFigure(title, ceiling.unit, RangePoint(ceiling.rate, low, high, f"at {ceiling.shape}"), notes)
 
 
 def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigure:

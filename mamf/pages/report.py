@@ -150,8 +150,11 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     facts, intro_lines = [] if answers else _collect_headline_facts(sources), answers[1:]
     if len(facts) > MAX_HEADLINE_FIGURES:
         facts = _choose_highest_facts(sources)
-        first = f", the first {MAX_HEADLINE_FIGURES} of {len(facts)}" if len(facts) > MAX_HEADLINE_FIGURES else ""
-        intro_lines = [f"the highest figure of each kind{first}, ceilings first:"]
+        intro_lines = [
+            "the highest figure of each kind, "
+            + (f"the first {MAX_HEADLINE_FIGURES} of {len(facts)}, " if len(facts) > MAX_HEADLINE_FIGURES else "")
+            + "ceilings first:"
+        ]
     cards = [source.log.header["device"].get("uuid_hash") for source in sources if isinstance(source.log, RunLog)]
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
     runs = f"{len(sources) + len(pages)} runs side by side"

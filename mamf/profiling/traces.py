@@ -335,8 +335,7 @@ def _make_device_event(
     - ``graph_launch_links``: the links of host events that launched a graph. A kernel or copy in a graph has no caller,
       because the trace does not say which operation it belongs to.
     """
-    raw_arguments = raw.get("args", {})
-    links = [(field, raw_arguments.get(field)) for field in ("correlation", "External id")]
+    links = [(field, raw.get("args", {}).get(field)) for field in ("correlation", "External id")]
     caller = (
         None if links[0] in graph_launch_links else launches_by_link.get(links[0]) or launches_by_link.get(links[1])
     )

@@ -167,17 +167,11 @@ def describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
             "the interval is unknown: this shape was faster earlier in the run, so something probably slowed the "
             "device later; run 'mamf find' again"
         )
-    coverage, known = f"{100 * ceiling.interval.coverage:.0f} %", ceiling.repeatability
-    if known is None:
-        return (
-            f"the {coverage} interval is for the median of {ceiling.round_count} confirming measurements of this run "
-            "only"
-        )
-    if not ceiling.interval.is_known:
+    if not ceiling.interval.is_known or ceiling.repeatability is None:
         return UNKNOWN_INTERVAL_REASON
     return (
-        f"{coverage} repeat interval, from {ceiling.round_count} confirming measurements of this shape and kernel, "
-        f"and {100 * known.run:.2g} % of scatter between runs"
+        f"{100 * ceiling.interval.coverage:.0f} % repeat interval, from {ceiling.round_count} confirming measurements "
+        f"of this shape and kernel, and {100 * ceiling.repeatability.run:.2g} % of scatter between runs"
     )
 
 

@@ -285,8 +285,11 @@ def _describe_finder_run(run: FinderRun) -> Iterator[str]:
 def _describe_finder_end(run: FinderRun) -> Iterator[str]:
     for name, best in run.best.items():
         title = f"{name} ({best.label})" if best.label else f"best {name}"
-        is_highest = best.tflops[name] >= max((row.tflops.get(name, 0.0) for row in run.rows), default=0.0)
-        note = "" if is_highest else " (chosen by mamf-finder, which ignores rows whose rate was not steady)"
+        note = (
+            " (chosen by mamf-finder, which ignores rows whose rate was not steady)"
+            if any(row.tflops.get(name, 0.0) > best.tflops[name] for row in run.rows)
+            else ""
+        )
         yield f"{title}: {best.tflops[name]:g} TFLOPS @ {best.shape or 'an unknown shape'}{note}"
     if run.means:
         yield f"mean of all: {', '.join(f'{name} {value:g}' for name, value in run.means.items())} TFLOPS"

@@ -148,8 +148,7 @@ def describe_clock(conditions: Conditions) -> str:
     if not conditions.true_clock_hz:
         return requested and f"{requested} requested"
     used = f"{100 * conditions.used_cycle_share:.1f} % of the units' cycles at " if conditions.used_cycle_share else ""
-    in_brackets = f" (requested: {requested})" if requested else ""
-    return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{in_brackets}"
+    return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{f' (requested: {requested})' if requested else ''}"
 
 
 #: Reports show this text in place of a share that is far above 1. Such a share means that the ceiling is wrong.

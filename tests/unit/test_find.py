@@ -30,7 +30,7 @@ from mamf.measurement import Conditions, Measurement
 from mamf.operations.matmul.shapes import MatmulGrid, MatmulProblem, MatmulShape
 from mamf.plugins import discovery
 from mamf.report.ceilings import describe_ceiling_accuracy
-from mamf.statistics import Interval, summarize_samples
+from mamf.statistics import Interval, Repeatability, summarize_samples
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 
 KERNEL = "simulated.mm"
@@ -146,7 +146,13 @@ def make_ceiling(regime):
     subject = {"device": "card", "problem": MatmulProblem(), "regime": regime, "kernel": KERNEL, "shape": A}
     rate_fields = {"rate": 800.0, "interval": Interval(792.0, 808.0, 0.96), "round_count": 9, "gain_over_default": 0.05}
     tied_candidates = ((B, KERNEL), (A, "lib[3]"))
-    return Ceiling(**subject, **rate_fields, tied_candidates=tied_candidates, conditions=Conditions(watts=640.0))
+    return Ceiling(
+        **subject,
+        **rate_fields,
+        tied_candidates=tied_candidates,
+        conditions=Conditions(watts=640.0),
+        repeatability=Repeatability(0.002),
+    )
 
 
 def test_utilization_is_a_share_within_one_regime():
@@ -169,6 +175,18 @@ def write_and_read_ceiling(ceiling):
 @pytest.mark.parametrize("regime", ["burst", "sustained"])
 def test_a_ceiling_is_read_from_a_log_as_it_was_written(regime):
     assert write_and_read_ceiling(make_ceiling(regime)) == make_ceiling(regime)
+
+
+@pytest.mark.parametrize(
+    ("regime", "run_share", "launch_seconds"), [("burst", 0.0016, 1.2e-7), ("sustained", 0.0012, 3.2e-7)]
+)
+def test_the_interval_of_an_old_ceiling_is_widened_by_the_differences_of_runs(regime, run_share, launch_seconds):
+    old = dataclasses.replace(make_ceiling(regime), interval=Interval(799.2, 800.8, 0.95), repeatability=None)
+    read = write_and_read_ceiling(old)
+    assert (read.rate, read.interval.coverage, read.repeatability.run) == (800.0, 0.95, run_share)
+    # The interval of one more run: the variance of two runs, each with the standard error of the rounds.
+    run_variance = run_share**2 + (launch_seconds / read.seconds) ** 2 + (0.001 / 1.96) ** 2
+    assert read.interval.half_width / 800.0 == pytest.approx(1.96 * (2 * run_variance) ** 0.5, rel=0.01)
 
 
 # -- searching -------------------------------------------------------------------------------------------------------

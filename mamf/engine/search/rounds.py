@@ -64,8 +64,7 @@ def choose_candidates_by_visits(visits: Sequence[Measurement], count: int) -> li
         (row for row in successful_visits if row.conditions.watts),
         key=lambda row: (row.conditions.watts or 0.0) / row.best_rate,
     )
-    chosen = dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: (count + 1) // 2], *fastest))
-    return list(chosen)[:count]
+    return list(dict.fromkeys((row.shape, row.kernel) for row in (*frugal[: (count + 1) // 2], *fastest)))[:count]
 
 
 def drop_beaten_candidates(

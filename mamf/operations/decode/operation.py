@@ -149,8 +149,7 @@ class DecodeShape:
         letter = next(letter for letter, name in LENGTH_DISTRIBUTION_BY_LETTER.items() if name == self.lengths)
         value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         page = "" if self.page_size is None else f"p{self.page_size}"
-        latent = "l" if self.is_latent else ""
-        cache = f"c{self.cache_len}{letter}d{self.head_dim}{value}{latent}{page}"
+        cache = f"c{self.cache_len}{letter}d{self.head_dim}{value}{'l' if self.is_latent else ''}{page}"
         return f"b{self.batch}h{self.heads}{kv}q{self.queries}{cache}"
 
     @classmethod

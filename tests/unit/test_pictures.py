@@ -68,12 +68,15 @@ def test_unused_fields_and_the_seventh_digit_do_not_change_the_digest():
 @pytest.mark.parametrize("high", [2.0, 2.2])
 def test_points_with_an_unknown_interval_are_hollow_if_the_log_has_intervals(high, has_hollow_markers):
     points = (Point(1, 2.0, 2.0, high), Point(2, 3.0, 3.0, 3.0))
-    panel = Panel("p", (Line("a", points),))
+    panel = Panel("p", (Line("a", points),), best_point=points[1])
     chart = Chart("t", "s", Axis("x"), ((panel,),), comes_with_intervals=has_hollow_markers)
     assert chart.has_hollow_markers is has_hollow_markers
     assert ("hollow marker: the interval is unknown" in chart.all_notes) is has_hollow_markers
-    texts = " ".join(text.get_text() for text in draw_figure(chart).texts)
+    figure = draw_figure(chart)
+    texts = " ".join(text.get_text() for text in figure.texts)
     assert ("hollow marker" in texts) is has_hollow_markers
+    (star,) = (line for line in figure.axes[0].lines if line.get_marker() == "*")
+    assert (star.get_markerfacecolor() == "white") is has_hollow_markers
 
 
 @pytest.mark.parametrize("has_intervals", [True, False])

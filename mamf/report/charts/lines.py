@@ -125,9 +125,8 @@ class Chart(Picture):
     @property
     def has_hollow_markers(self) -> bool:
         """Whether hollow markers show points with an unknown interval."""
-        points = (point for panel in self.panels for point in panel.points)
         shows_intervals = self.comes_with_intervals and (self.is_connected or self.has_intervals)
-        return shows_intervals and any(point.high <= point.low for point in points)
+        return shows_intervals and any(point.high <= point.low for panel in self.panels for point in panel.points)
 
     @property
     def all_notes(self) -> Sequence[str]:
@@ -296,7 +295,7 @@ def _draw_panel(axes: Axes, panel: Panel, chart: Chart) -> None:
     _scale_x_axis(axes, chart)
     _scale_y_axis(axes, panel, chart)
     if panel.best_point is not None:
-        _draw_best_point_star(axes, panel, panel.best_point)
+        _draw_best_point_star(axes, panel, panel.best_point, chart.has_hollow_markers)
     _draw_reference_lines(axes, panel)
     _add_share_axis(axes, panel)
 
@@ -345,9 +344,10 @@ def _format_tooltip(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
     return f"{line.name}: {format_four_digits(point.y)} {panel.unit}{interval} ({axis.label} {x_label})"
 
 
-def _draw_best_point_star(axes: Axes, panel: Panel, best: Point) -> None:
+def _draw_best_point_star(axes: Axes, panel: Panel, best: Point, can_be_hollow: bool) -> None:
     share = f"\n{best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
-    axes.plot(best.x, best.y, marker="*", markersize=17, color="#222222", markeredgecolor="white", zorder=6)
+    face, edge = ("white", "#222222") if can_be_hollow and best.high <= best.low else ("#222222", "white")
+    axes.plot(best.x, best.y, marker="*", markersize=17, markerfacecolor=face, markeredgecolor=edge, zorder=6)
     is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
     _write_text(axes, f"best {format_four_digits(best.y)}{share}", (best.x, best.y), (-9 if is_right else 9, 5))
 

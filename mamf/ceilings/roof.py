@@ -228,6 +228,6 @@ def require_same_device(device: tuple[str, str | None], other_device: tuple[str,
     if name != other_name or (uuid and other_uuid and uuid != other_uuid):
         cards = f"two cards, both {name}" if name == other_name else f"{name} and {other_name}"
         raise IncomparableError(
-            f"cannot compare {cards}: give logs of one card with --ceiling; only 'mamf roofline' compares two cards, "
-            "with --anyway"
+            f"cannot compare {cards}: give logs of one card with --ceiling ('mamf roofline' compares two cards with "
+            "--anyway)"
         )

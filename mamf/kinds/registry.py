@@ -68,5 +68,5 @@ def make_log_chart(
     if any(has_card_drifted(row, log.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in log.measurements):
         notes.append(f"{format_drift()} in some rows: do not compare their rates with others")
     if log.tier == "interrupted":
-        notes.append("the run was interrupted: the best shape may be missing")
+        notes.append("the run was interrupted: measurements are missing")
     return replace(chart, notes=(*chart.notes, *notes)) if notes else chart

@@ -79,7 +79,7 @@ class CollectiveProblem(CheckedProblem):
 
     def compute_work(self, shape: CollectiveShape) -> Work:
         passes = 2 if self.collective == "all_reduce" else 1
-        factor = "2(n-1)/n" if passes == 2 else "(n-1)/n"
+        factor = "2(n-1)/n for all_reduce" if passes == 2 else "(n-1)/n for other collectives"
         convention = f"bus bandwidth as nccl-tests defines it: size / time x {factor}, n = {self.ranks}"
         size = max(self.count_buffer_elements(shape)) * DTYPES[self.dtype].itemsize
         return Work(0.0, passes * (self.ranks - 1) * size // self.ranks, convention, "TB/s")

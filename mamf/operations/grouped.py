@@ -62,7 +62,7 @@ class GroupedProblem(BaseMatmulProblem):
     """
 
     operation: ClassVar[str] = "grouped"
-    work_convention: ClassVar[str] = "2*T*N*K; tokens and weights of experts that have any read, C written, once each"
+    work_convention: ClassVar[str] = "2*T*N*K; tokens and weights of experts with tokens read, C written, once each"
 
     routing: Routing = field(
         default="balanced",

@@ -198,7 +198,7 @@ def make_finder_content(name: str, run: FinderRun) -> LogContent:
     return LogContent(
         name,
         f"{run.device or 'unknown device'}: a log of mamf-finder {run.version or ''}",
-        [f"started {run.started}" if run.started else "the log does not say when it started"],
+        [f"started {run.started[:16].replace('T', ' ')}" if run.started else "the log does not say when it started"],
         make_finder_document(run, _MAX_TABLE_ROWS),
         [make_side_by_side_chart([make_compared_run(name, run)])] if any(row.shape for row in run.rows) else [],
         figures,
@@ -380,7 +380,11 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
         shares.compute_share_of_peak(row),
         row.ranking_statistic == row.statistic,
     )
-    low, high = (interval.low, interval.high) if is_median and interval.is_known else (row.best_rate, row.best_rate)
+    low, high = (
+        (interval.low, interval.high)
+        if is_median and interval.is_known and row.repeatability  # otherwise it is not a repeat interval
+        else (row.best_rate, row.best_rate)
+    )
     notes = [
         describe_row_interval(row) if is_median else f"by {row.ranking_statistic}",
         shares.describe_share(row),

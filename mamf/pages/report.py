@@ -129,7 +129,10 @@ def _make_ranks_page(path: Path) -> Page:
 
 def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
     """Return a page with the figures of all logs side by side, and a section for each log and each folder."""
-    rows = [(source.name, source.title, "; ".join(source.intro_lines)) for source in sources]
+    rows = [
+        *((source.name, source.title, "; ".join(source.intro_lines)) for source in sources),
+        *((page.title, page.verdict, "; ".join(page.intro_lines)) for page in pages),
+    ]
     compared = _make_log_comparison(sources)
     roofline_parts = _make_roofline_parts(sources)
     sections = [
@@ -163,8 +166,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
         [
-            *intro_lines,
             *(["the logs are from different cards"] if len(set(filter(None, cards))) > 1 and not answers else []),
+            *intro_lines,
         ],
         facts[:MAX_HEADLINE_FIGURES],
         verdict=answers[0] if answers else "",
@@ -280,7 +283,9 @@ def _make_log_comparison(sources: Sequence[LogContent]) -> Sequence[Block]:
     try:
         document = make_comparison_document(compare_logs(logs[:1], logs[1:], False), DEFAULT_COMPARISON_TOLERANCE)
     except MamfError as error:
-        return [Lines([f"these logs cannot be compared: {str(error).partition('; --')[0]}"])]
+        return [
+            Lines([f"these logs cannot be compared: {str(error).partition('; add --anyway')[0].partition('; --')[0]}"])
+        ]
     return document.visible_blocks
 
 

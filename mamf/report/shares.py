@@ -272,7 +272,7 @@ class ShareCalculator:
         max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
         # ``describe_share`` describes a MAMFU above MAX_SHARE_OF_CEILING.
         if max_plausible_mamfu < (mamfu or 0.0) <= MAX_SHARE_OF_CEILING and "product_dtypes" not in row.details:
-            yield "rates are above the ceiling, which was measured on a busier device: measure the ceiling again"
+            yield "rates are above the ceiling: measure the ceiling again on a quiet device"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:
         """Return lines that name the ceilings to which the shares of ``rows`` refer, and that say how accurate the

@@ -371,7 +371,11 @@ def freeze_layout(figure: Figure) -> Iterator[None]:
 
 
 def make_file_exists_error(path: Path) -> UsageError:
-    return UsageError(f"{path} exists: choose another file, or replace it with --overwrite (in Python, overwrite=True)")
+    return UsageError(
+        f"{path} is a folder: give a file"
+        if path.is_dir()
+        else f"{path} exists: choose another file, or replace it with --overwrite (in Python, overwrite=True)"
+    )
 
 
 def check_image_path(path: Path, overwrite: bool) -> str:

@@ -135,7 +135,8 @@ def _make_clock_point(row: Measurement, field_texts: Sequence[str]) -> ClockPoin
 def _draw_clock_chart(axes: Axes, chart: ClockChart) -> None:
     style_axes(axes)
     clocks, cycles = [point.clock_mhz for point in chart.points], [point.cycles_percent for point in chart.points]
-    left, right = min(clocks) - 2 * _MARGIN_MHZ, max(clocks) + 2 * _MARGIN_MHZ
+    # The labels are often to the right of their markers.
+    left, right = min(clocks) - 2 * _MARGIN_MHZ, max(clocks) + 2 * _MARGIN_MHZ + 0.1 * (max(clocks) - min(clocks))
     low, high = max(0.0, min(cycles) - _MARGIN_CYCLES_PERCENT), min(105.0, max(cycles) + _MARGIN_CYCLES_PERCENT)
     axes.set_xlim(left, right)
     axes.set_ylim(low, high)

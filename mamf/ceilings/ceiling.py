@@ -75,7 +75,7 @@ class Ceiling(NotebookTable, Rate):
     - ``gain_over_default``: how much faster the winning kernel is than the default kernel on the winning shape, as a
       share; None if the default kernel won or was not measured.
     - ``repeatability``: how much repeated runs differ. mamf computes the interval from this value and the rounds. None
-      if the ceiling comes from a record of an older version of mamf: its interval is computed from the rounds only.
+      if the ceiling is a single row of a log converted from an older version: its interval contains only its scatter.
     """
 
     dtype: str = field(init=False)

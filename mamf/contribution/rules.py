@@ -54,8 +54,7 @@ _RATE_ROUNDING_SHARE = 1.1e-5
 _MAX_POWER_DIFFERENCE_SHARE = 0.05
 _POWER_FIELDS, _INTERVAL_FIELDS = {"watts", "joules_per_tflop"}, {"interval", "interval_tflops", "repeatability"}
 _FIELDS_FROM_SAMPLES, _FIELDS_FROM_PLAN = ("flop", "tflops", "rate", "seconds"), ("bytes", "unit", "dtype", "out_dtype")
-# The maximum relative error of the results of exact and of approximate kernels. Operations that set the compute
-# ceiling, such as matmul, have their own limit: the tolerance of the problem.
+# The maximum relative error of exact and of approximate kernels. For matmuls, the problem's tolerance is the limit.
 _MAX_ERROR, _MAX_APPROXIMATE_ERROR = 0.05, 0.5
 # The measured power must be between these shares of the card's power limit. In results/, the shares are 0.2 to 1.1.
 _MIN_POWER_SHARE, _MAX_POWER_SHARE = 0.1, 1.2
@@ -334,19 +333,20 @@ def check_ceiling_figures(reviewed_log: ReviewedLog) -> Iterator[Finding]:
     """Recompute the ceilings of a log from the measurements that confirm them, and find values in the log that differ.
 
     A resumed search may have written several ceilings for the same problem and regime. Check only the last of them.
-    Skip the matmul ceilings in a log of attention if another log confirms them, and the intervals of old versions.
+    Skip the matmul ceilings in a log of attention if another log confirms them, and intervals of old versions.
     """
     ceilings, plan = recompute_ceilings(reviewed_log), reviewed_log.log.plan
-    written = [
-        (line, record, read_ceiling_record(record, reviewed_log.log.header))
+    last = {
+        (ceiling.problem, ceiling.regime): (line, record)
         for line, record in reviewed_log.select_records("ceiling")
-    ]
-    last = {(ceiling.problem, ceiling.regime): (line, record) for line, record, ceiling in written}
+        for ceiling in [read_ceiling_record(record, reviewed_log.header)]
+    }
     for key, (line, record) in last.items():
         regime, expected = record["regime"], make_ceiling_record(ceilings[key]) if key in ceilings else {}
         if not expected and (plan.searches or plan.kind in (FIND, ROOFLINE)):
             yield Finding("ceiling-mismatch", f"the log lacks the measurements that confirm its {regime} ceiling", line)
-        skipped_names = {"interval_coverage", *_INTERVAL_FIELDS} if record["repeatability"] is None else set()
+        is_old = record["repeatability"] is None and "converted_from" in reviewed_log.header
+        skipped_names = {"interval_coverage", *_INTERVAL_FIELDS} if is_old else set()
         for name in sorted(expected.keys() & record.keys() - {"gain_over_default"} - skipped_names):
             rounding = _MAX_POWER_DIFFERENCE_SHARE if name in _POWER_FIELDS else _RATE_ROUNDING_SHARE
             if not values_agree(record[name], expected[name], rounding):

@@ -203,7 +203,6 @@ def check_search_budgets(searches: Iterable[Plan], backend: Backend) -> list[Che
     """Return warnings that the budget leaves some searches less than their usual time, so their ceilings may be too
     low. Return one warning for all searches that get the same time.
     """
-    pairs = (((each.budget_seconds, len(each.regimes)), f"the {get_ceiling_name(each)} ceiling") for each in searches)
     return [
         CheckResult(
             SEARCH_TIME_CHECK,
@@ -213,6 +212,8 @@ def check_search_budgets(searches: Iterable[Plan], backend: Backend) -> list[Che
             "may be too low, and shares of it too high",
             command="give a longer --budget",
         )
-        for (seconds, regime_count), names in group_pairs(pairs).items()
+        for (seconds, regime_count), names in group_pairs(
+            ((each.budget_seconds, len(each.regimes)), f"the {get_ceiling_name(each)} ceiling") for each in searches
+        ).items()
         if seconds and seconds < _SEARCH_SECONDS[backend.is_accelerator, regime_count]
     ]

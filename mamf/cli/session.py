@@ -221,7 +221,7 @@ class Session:
 
     def print_plan(self) -> None:
         """Print what the run would measure and how long that would take, for --dry-run."""
-        print_plan(self.plan, self.measured_run.remaining_row_keys, self.backend)
+        print_plan(self.plan, self.kernels, self.measured_run.remaining_row_keys, self.backend)
 
     def make_log_name_part(self) -> str:
         """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
@@ -348,17 +348,27 @@ class Session:
 
 
 def print_plan(
-    plan: Plan, remaining_row_keys: Sequence[RowKey], backend: Backend, remaining_searches: Sequence[Plan] = ()
+    plan: Plan,
+    kernels: Sequence[NamedKernel],
+    remaining_row_keys: Sequence[RowKey],
+    backend: Backend,
+    remaining_searches: Sequence[Plan] = (),
 ) -> None:
     """Print the plan of a run for --dry-run: the device, the kernels, the number of rows and the time.
 
-    ``remaining_row_keys``, ``remaining_searches``: the rows and the searches for ceilings that are not in the log yet.
+    - ``kernels``: the kernels of the plan, each with its name in the plan.
+    - ``remaining_row_keys``, ``remaining_searches``: the rows and the searches for ceilings that are not in the log
+      yet.
     """
     from mamf.engine.estimate import compute_max_sampling_seconds
     from mamf.report.document import format_count
 
     print_line(f"device: {backend.info.name} ({backend.name}:{backend.index})")
     print_line(f"kernels: {', '.join(plan.kernels)}")
+    for name, kernel in kernels:
+        # A kernel without a list of dtypes, such as that of 'mamf overlap', runs other kernels.
+        if kernel.dtypes and (dtypes := {each.dtype for each in plan.problems}.difference(kernel.dtypes)):
+            print_line(f"kernel {name} does not support {', '.join(sorted(dtypes))}, so these rows will have no result")
     print_line(
         f"shapes: {len(plan.shapes)}, {format_count(len(remaining_row_keys), 'row')} in {', '.join(plan.regimes)}"
     )
@@ -373,9 +383,9 @@ def print_plan(
     if plan.budget_seconds is not None and (plan.confirms_best_rows or seconds >= plan.budget_seconds):
         print_line(f"time: at most {plan.budget_seconds:.0f} s, which is the budget")
     else:
-        limit = "at most" if plan.kind == GUARD else "about"  # Most rows of mamf guard need no repetition.
         preparing = "" if backend.is_accelerator else ", which on a CPU can take minutes for a large row"
         print_line(
-            f"time: {limit} {seconds:.1f} s for the timed launches, plus the time to prepare and verify the "
-            f"rows{preparing}"
+            # Most rows of mamf guard need no repetition.
+            f"time: {'at most' if plan.kind == GUARD else 'about'} {seconds:.1f} s for the timed launches, plus the "
+            f"time to prepare and verify the rows{preparing}"
         )

@@ -77,3 +77,12 @@ class TestAttentionKernel(AttentionKernelContract):
     @pytest.fixture
     def kernel(self, name):
         return make_kernel(AttentionOperation(), name)
+
+
+def test_a_dry_run_names_the_dtypes_that_a_kernel_does_not_support(run):
+    command = ["find", "--operation", "grouped", "--backend", "cpu", "--kernel", "loop", "--dry-run", "--dtype"]
+    code, out, _ = run(*command, "fp8_rowwise", "float16")
+    assert code == 0
+    assert "kernel loop does not support fp8_rowwise, so these rows will have no result" in out.splitlines()
+    code, out, _ = run(*command, "float16")
+    assert (code, "does not support" in out) == (0, False)

@@ -202,7 +202,11 @@ class _AttentionSession(Session):
 
     def print_plan(self) -> None:
         print_plan(
-            self.plan, self.measured_run.remaining_row_keys, self.backend, self._list_searches_for_missing_ceilings()
+            self.plan,
+            self.kernels,
+            self.measured_run.remaining_row_keys,
+            self.backend,
+            self._list_searches_for_missing_ceilings(),
         )
 
     def is_run_complete(self) -> bool:

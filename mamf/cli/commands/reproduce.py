@@ -303,6 +303,7 @@ class ReproduceSession(Session):
 
         print_plan(
             self.plan,
+            self.kernels,
             [
                 each.claim.step
                 for each in judge_claims(self.plan.options, self.measured_run.rows)

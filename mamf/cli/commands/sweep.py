@@ -148,12 +148,15 @@ class _OneKernelSession(Session):
 
         plan, backend, ((_, kernel),) = self.plan, self.backend, self.kernels
         keys = self.measured_run.remaining_row_keys
-        buffers = compute_largest_buffers(plan, backend.info.cache_bytes).values()
         flops = measure_matmul_flops(kernel, plan.problem, backend)  # type: ignore[arg-type]
         seconds = estimate_run_seconds(plan, keys, backend, flops)
         print_line(f"device: {backend.info.name} ({backend.name}:{backend.index}), {kernel.name} {plan.problem.dtype}")
         print_line(f"shapes: {len(plan.shapes)}, in {' and '.join(plan.regimes)}; rows left to measure: {len(keys)}")
-        print_needed_memory(sum(buffer.nbytes for buffer in buffers), "the largest shape", backend)
+        print_needed_memory(
+            sum(buffer.nbytes for buffer in compute_largest_buffers(plan, backend.info.cache_bytes).values()),
+            "the largest shape",
+            backend,
+        )
         print_line(
             f"time: about {max(seconds, 1.0):.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul"
             f"{'' if backend.is_accelerator else '; with the checks of the results, a CPU may take twice as long'}"

@@ -51,6 +51,13 @@ class Roofs:
     def regimes(self) -> list[str]:
         return list(dict.fromkeys(regime for _, regime in (*self.matmul_ceilings, *self.bandwidth_ceilings)))
 
+    @property
+    def unconfirmed_levels(self) -> list[str]:
+        """The memory levels whose bandwidth is a single measurement that no search confirmed."""
+        return list(
+            dict.fromkeys(level for (level, _), each in self.bandwidth_ceilings.items() if each.round_count == 1)
+        )
+
     def select_regimes(self, regimes: Iterable[str]) -> Roofs:
         """Return a copy with only the ceilings of ``regimes``. Raises UsageError if there are no such ceilings."""
         kept_regimes = tuple(regimes)

@@ -32,7 +32,7 @@ from mamf.cli.terminal import (
     warn,
 )
 from mamf.cli.watching import INTERRUPTED_EXIT_CODE
-from mamf.errors import LogChangedWarning, MamfError, MamfWarning, UsageError, shorten_value
+from mamf.errors import LogChangedWarning, MamfError, MamfWarning, RunLogError, UsageError, shorten_value
 from mamf.text import wrap_line
 
 #: The maximum time, in seconds, for which a plugin's threads may keep the process running after the command has ended.
@@ -222,11 +222,15 @@ def _find_new_log_reason(path: Path) -> str:
 
     A new log is needed if the file does not exist, or if an earlier run ended before it had written the complete
     header, which is the first line of a log. The returned text completes a sentence that begins with the path.
+    Raises RunLogError if the file cannot be read.
     """
     if not path.is_file():
         return "" if path.exists() else "does not exist"
-    with path.open("rb") as file:
-        first_line = file.readline()
+    try:
+        with path.open("rb") as file:
+            first_line = file.readline()
+    except OSError as error:
+        raise RunLogError(f"cannot read {path}: {error.strerror}") from None
     is_header_incomplete = _LOG_HEADER_PREFIX.startswith(
         first_line[: len(_LOG_HEADER_PREFIX)]
     ) and not first_line.endswith(b"\n")

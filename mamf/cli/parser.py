@@ -214,7 +214,8 @@ class CommandParser(argparse.ArgumentParser):
                     hint = f"; measure this operation with 'mamf {command} --operation {invalid[1]}'"
                 hint = hint or "; mamf --help lists all commands"
             message += hint
-        print_line(f"{self.prog}: {message}", sys.stderr)
+        # Only ranges of sizes take three arguments.
+        print_line(f"{self.prog}: {message.replace('3 arguments', '3 arguments, START STOP STEP')}", sys.stderr)
         sys.exit(self.usage_exit_code)
 
 

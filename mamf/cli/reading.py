@@ -28,7 +28,7 @@ def read_log(*paths: Path) -> RunLog:
 
     log = read_log_or_shared_run(*paths)
     if log.is_truncated:
-        warn(f"mamf ignores the last line of {log.path}, because the line is incomplete")
+        warn(f"the last line of {log.path} is incomplete, so it is ignored")
     return log
 
 

@@ -158,7 +158,7 @@ def print_needed_memory(needed_bytes: int, memory_purpose: str, backend: Backend
 
 
 _SECONDS_BY_UNIT = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION_PATTERN = re.compile(r"(\d+(?:\.\d+)?)([smh]?)")
+_DURATION_PATTERN = re.compile(r"(-?\d+(?:\.\d+)?)([smh]?)")
 #: Values of --devices that are not indices: ALL_DEVICES means every device of the backend, and RANK_DEVICES one device
 #: for each process that a launcher such as torchrun started.
 ALL_DEVICES, RANK_DEVICES = -1, -2
@@ -169,7 +169,7 @@ def parse_duration(text: str) -> float:
     """Parse a duration such as ``90``, ``90s``, ``5m`` or ``1.5h``, and return it in seconds."""
     match = _DURATION_PATTERN.fullmatch(text.strip())
     seconds = float(match[1]) * _SECONDS_BY_UNIT[match[2]] if match else 0.0
-    if match and not seconds:
+    if match and seconds <= 0:
         raise UsageError(f"a duration must be above 0, not {shorten_value(text)}")
     if not 0 < seconds < math.inf:
         raise UsageError(

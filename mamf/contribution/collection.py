@@ -79,8 +79,10 @@ class ResultRate(Rate):
         """The problem, regime, shape and kernel of the rate in words, for tables."""
         if self.table_name == MATMUL_TABLE:
             return f"{self.dtype}, {self.regime}, {self.row.shape} by {self.row.kernel}"
-        title = make_problem_title_in_words(self.regime, self.row.problem)
-        return f"{self.row.operation}, {title}, {self.row.shape} by {self.row.kernel}"
+        return (
+            f"{self.row.operation}, {make_problem_title_in_words(self.regime, self.row.problem)}, {self.row.shape} by "
+            f"{self.row.kernel}"
+        )
 
     @property
     def datasheet_peak(self) -> DatasheetRate | None:

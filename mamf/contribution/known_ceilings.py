@@ -171,8 +171,10 @@ def _require_unambiguous_rates(
     """
     rates = [each[0].rate if each else 0.0 for each in known_rates]
     if max(rates) > (1 + _DATASHEET_ROUNDING_SHARE) * min(rates):
-        listed = ", ".join(device.name for device in devices)
-        raise UsageError(f"{shorten_value(name)!r} matches several devices; name one of these: {listed}")
+        raise UsageError(
+            f"{shorten_value(name)!r} matches several devices; name one of these: "
+            + ", ".join(device.name for device in devices)
+        )
     lowest = known_rates[rates.index(min(rates))]
     return lowest if len(devices) == 1 else [replace(lowest[0], device=name)]
 

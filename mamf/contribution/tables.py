@@ -167,9 +167,11 @@ def _make_device_page(part: ResultsCollection) -> str:
 
 
 def _select_best_rate_per_log(rates: Iterable[ResultRate]) -> list[ResultRate]:
-    """Select the highest rate of each log. Returns them sorted by path of the log."""
+    """Select the highest ceiling of each log or, if it has no ceiling, the highest rate. Returns them sorted by path of
+    the log.
+    """
     groups = group_pairs((entry.log_path, entry) for entry in rates)
-    return [max(groups[log_path], key=lambda entry: entry.rate) for log_path in sorted(groups)]
+    return [max(groups[path], key=lambda entry: (entry.ceiling is not None, entry.rate)) for path in sorted(groups)]
 
 
 def make_rate_columns() -> list[Column[ResultRate]]:
@@ -259,8 +261,9 @@ def make_attention_columns() -> list[Column[ResultRate]]:
 
 def _format_operation_section(title: str, rates: Sequence[ResultRate]) -> str:
     counts = escape_markdown_line(f"{describe_counted_work(entry.row.work for entry in rates)}.")
-    columns = [*make_kernel_columns(), _LOG_COLUMN]
-    return _format_section(escape_markdown(title[:1].upper() + title[1:]), columns, rates, f"{counts}\n\n")
+    return _format_section(
+        escape_markdown(title[:1].upper() + title[1:]), [*make_kernel_columns(), _LOG_COLUMN], rates, f"{counts}\n\n"
+    )
 
 
 def make_kernel_columns() -> list[Column[ResultRate]]:

@@ -380,9 +380,10 @@ class RunSetup:
     @property
     def confirmed_ceilings(self) -> dict[tuple[Any, str], Ceiling]:
         """The ceilings (highest rates that repeated measurements confirm) of this run's rows, by problem and regime."""
-        default_kernel = self.plan_kernels[0].name
         requested = [
-            (problem, regime, default_kernel) for problem in self.plan.problems for regime in self.plan.regimes
+            (problem, regime, self.plan_kernels[0].name)
+            for problem in self.plan.problems
+            for regime in self.plan.regimes
         ]
         return find_confirmed_ceilings(self.rows, requested, self.backend.info.name, self.backend.info.uuid_hash)
 

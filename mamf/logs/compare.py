@@ -417,7 +417,8 @@ def find_blocking_differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> lis
         differences.append(Difference(f"card {names[0]}", *map(str, cards), is_card_difference=True))
     if not sets_compute_ceiling(kinds[0]):
         # In the burst regime, a kernel can be several times as fast with warm caches as with flushed caches.
-        differences.append(Difference("caches", *("flushed" if each["plan"]["flush"] else "warm" for each in (a, b))))
+        states = ("flushed" if each["plan"].get("flush", True) else "warm" for each in (a, b))
+        differences.append(Difference("caches", *states))
     return [each for each in differences if each.a != each.b]
 
 

@@ -346,8 +346,9 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "") -> dict[str, Any
     """Return the fields of a record, and of the objects in it, in one mapping with names such as ``tflops.median``."""
     flat_fields: dict[str, Any] = {}
     for name, value in record.items():
-        is_nested = isinstance(value, Mapping)
-        flat_fields |= flatten_record(value, f"{prefix}{name}.") if is_nested else {f"{prefix}{name}": value}
+        flat_fields |= (
+            flatten_record(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+        )
     return flat_fields
 
 

@@ -215,8 +215,10 @@ def add_figures_of_log(device: NodeDevice, part: str, log: RunLog) -> NodeDevice
         name = find_figure_name(row) if row.ok else ""
         if name and (name not in fastest_rows or row.best_rate > fastest_rows[name].best_rate):
             fastest_rows[name] = row
-    shares = merge_throttle_shares(log.measurements)
-    merged = {reason: max(share, device.throttled.get(reason, 0.0)) for reason, share in shares.items()}
+    merged = {
+        reason: max(share, device.throttled.get(reason, 0.0))
+        for reason, share in merge_throttle_shares(log.measurements).items()
+    }
     return replace(
         device,
         figures={**device.figures, **{name: row.best_rate for name, row in fastest_rows.items()}},
@@ -348,7 +350,8 @@ def make_contributed_baseline(devices: Iterable[NodeDevice]) -> Baseline:
     """
     cards = []
     for name, (units, watts), dtype in {(device.name, device.build, device.dtype) for device in devices}:
-        rows = find_contributed_rates(name, units, dtype)
-        figures = {row.regime: row.rate for row in rows if row.power_limit_watts == watts}
+        figures = {
+            row.regime: row.rate for row in find_contributed_rates(name, units, dtype) if row.power_limit_watts == watts
+        }
         cards += [NodeDevice(0, name=name, dtype=dtype, figures=figures)] if figures else []
     return Baseline("the contributed ceilings of this model", cards)

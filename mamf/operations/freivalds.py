@@ -293,8 +293,12 @@ def _multiply_by_vectors(
         return torch.cat([_multiply_by_vectors(each, vectors, sum_dtype, chunk_elements) for each in values], dim=1)
     batch = len(operand)
     if batch > 1 and batch * max(operand.shape[1:]) * VECTORS_PER_TEST > chunk_elements:
-        pairs = zip(operand.split(1), vectors.split(1), strict=True)
-        return torch.cat([_multiply_by_vectors(*pair, sum_dtype, chunk_elements) for pair in pairs])
+        return torch.cat(
+            [
+                _multiply_by_vectors(*pair, sum_dtype, chunk_elements)
+                for pair in zip(operand.split(1), vectors.split(1), strict=True)
+            ]
+        )
     # Multiply by signs in the operand's dtype, because this is exact and moves fewer bytes than a wider dtype. Use a
     # wider dtype for 8-bit floats, which torch cannot multiply elementwise, and on CPUs, which are slow with 16-bit
     # floats.

@@ -79,8 +79,10 @@ class UnknownOperation(Operation[Any, Any]):
 
         The FLOP and bytes of the placeholder are 0, because logs do not record them for ceilings.
         """
-        unit = str(self._row_record.get("unit", "TFLOPS"))
-        return UnknownShape((("shape", text),), Work(0.0, 0, "as the log of the row counts it", unit))
+        return UnknownShape(
+            (("shape", text),),
+            Work(0.0, 0, "as the log of the row counts it", str(self._row_record.get("unit", "TFLOPS"))),
+        )
 
     def read_shape_record(self, record: Mapping[str, Any]) -> UnknownShape:
         row = self._row_record

@@ -388,7 +388,9 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
     notes = [
         describe_row_interval(row) if is_median else f"by {row.ranking_statistic}",
         shares.describe_share(row),
-        f"{format_percent(of_peak)} % of the datasheet" if of_peak else "",
+        f"{format_percent(of_peak)} % of the {'' if row.work.unit == 'TFLOPS' else 'bandwidth in the '}datasheet"
+        if of_peak
+        else "",
         f"at {row.shape} by {row.kernel}",
         describe_cache_doubt(row, shares.header),
         *shares.yield_share_remarks(row),
@@ -412,13 +414,14 @@ def _make_share_fact(row: Measurement, shares: ShareCalculator, title: str, note
         [each for each in notes if each and each != shares.describe_share(row)],
         shares.find_ceiling_tflops(row),
     )
+    used = "share of " if row.work.unit == "TFLOPS" else f"{format_four_digits(share * (ceiling or 0.0))} of "
     return Fact(
         f"{name} of the best {row.operation}, {title}",
         format_percent(share),
         "%",
         [
             ", ".join([format_rate(row.best_rate, row.work.unit), *rest[:1]]),
-            *([f"share of {format_rate(ceiling, 'TFLOPS')}"] if name == "MAMFU" and ceiling else []),
+            *([f"{used}{format_rate(ceiling, 'TFLOPS')}"] if name == "MAMFU" and ceiling else []),
             *rest[1:],
         ],
     )

@@ -100,7 +100,7 @@ def describe_ceiling_accuracy(ceiling: Ceiling, rows: Sequence[Measurement], hea
         for remark in row.remarks
     ]
     details = [
-        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel on this shape"
+        f"{ceiling.kernel} gains {100 * gain:+.1f} % over the default kernel on this shape, compared round by round"
         if gain and abs(gain) >= _MIN_SHOWN_GAIN_SHARE
         else "",
         _describe_default_kernel(ceiling, rows),
@@ -187,8 +187,10 @@ def describe_unconfirmed_regimes(
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"
         if regime not in ceilings and measured:
             best = max(measured, key=lambda row: row.best_rate)
-            rate = format_rate(best.best_rate, best.work.unit)
-            yield f"{regime}{dtype}: not confirmed; best measurement so far: {rate} @ {best.shape} ({best.kernel})"
+            yield (
+                f"{regime}{dtype}: not confirmed; best measurement so far: "
+                f"{format_rate(best.best_rate, best.work.unit)} @ {best.shape} ({best.kernel})"
+            )
         elif regime not in ceilings and rows:
             yield f"{regime}{dtype}: not measured, because the run ended first: --resume LOG continues it"
 

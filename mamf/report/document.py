@@ -99,8 +99,8 @@ def format_count(number: int, noun: str) -> str:
 
 
 def shorten_line(text: str) -> str:
-    """Join the lines of a text into one line of at most 100 characters, and escape invisible characters."""
-    return textwrap.shorten(escape_invisible_characters(text), 100, placeholder=" ...")
+    """Join the lines of a text into one line of at most 150 characters, and escape invisible characters."""
+    return textwrap.shorten(escape_invisible_characters(text), 150, placeholder=" ...")
 
 
 def split_shared_parts(titles: Sequence[str]) -> tuple[list[str], str]:

@@ -78,8 +78,7 @@ def make_waterfall_steps(rows: Sequence[Measurement], info: DeviceInfo) -> list[
     """
     normal, zeros = find_row_on_data(rows, NORMAL_DATA, BURST), find_row_on_data(rows, ZERO_DATA, BURST)
     sustained = find_row_on_data(rows, NORMAL_DATA, SUSTAINED)
-    dtype = rows[0].problem.dtype
-    steps = [*_make_datasheet_steps(info, dtype, normal or zeros)]
+    steps = [*_make_datasheet_steps(info, rows[0].problem.dtype, normal or zeros)]
     if _get_true_clock(normal):
         steps += [
             _make_true_clock_step("units at the true clock, zeros", zeros, info, "the clock when data cost no energy"),

@@ -381,6 +381,11 @@ def make_kernels_document(
         *([make_best_kernel_table(best, shares, top)] if best else []),
         Lines(
             [
+                *(
+                    ["tables of rows show the first measurement of each row; ceilings come from later measurements"]
+                    if confirmed_ceilings
+                    else []
+                ),
                 *([describe_best_kernel_counts(best)] if len(best) > 1 else []),
                 *(
                     [

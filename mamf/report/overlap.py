@@ -5,6 +5,7 @@ run at the same time, and how short a training step with both can be.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -55,21 +56,22 @@ class OverlapPair:
         """Return the relative half-width of the interval of ``compute_share_of_rate_kept``: 0.01 means +-1 %."""
         return math.hypot(*(self.rows[timed_work, alone].relative_half_width for alone in (False, True)))
 
-    def predict_step_seconds(self, flop: float, nbytes: float) -> tuple[float, float]:
+    def predict_step_seconds(self, flop: float, nbytes: float, matmul_seconds: float) -> tuple[float, float]:
         """Predict how many seconds a step takes with and without overlap. With overlap, the matmul and the other work
         start together. When one of them ends, the rest of the other runs alone. Without overlap, they run one after the
         other.
 
         - ``flop``: FLOP of the matmul in the step.
         - ``nbytes``: bytes of the buffer of the other work in the step.
+        - ``matmul_seconds``: the duration of this pair's matmul alone.
         """
         amounts = {
             MATMUL_WORK: flop / self.matmul_row.flop,
             OTHER_WORK: nbytes / self.matmul_row.shape.nbytes,
         }
-        alone, both = (
-            {timed: amounts[timed] * self.rows[timed, alone].seconds for timed in amounts} for alone in (True, False)
-        )
+        seconds_alone = {MATMUL_WORK: matmul_seconds, OTHER_WORK: self.rows[OTHER_WORK, True].seconds}
+        alone = {timed: amounts[timed] * seconds_alone[timed] for timed in amounts}
+        both = {timed: amounts[timed] * self.rows[timed, False].seconds for timed in amounts}
         first_end = min(both.values())
         return first_end + sum(alone[each] * (1 - first_end / both[each]) for each in both), sum(alone.values())
 
@@ -115,10 +117,15 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
     """Predict the shortest step with ``flop`` and ``nbytes``. For each kind of other work, yield a line that gives the
     duration with overlap, the measured matmul from which it was predicted, and the duration without overlap.
     """
+    # All pairs with the same matmul measure the same duration of the matmul alone: take the median.
+    pairs_and_seconds = ((pair.work_names[0], pair.rows[MATMUL_WORK, True].seconds) for pair in pairs)
+    matmul_seconds = {name: statistics.median(group) for name, group in group_pairs(pairs_and_seconds).items()}
     for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
-        best = min(same_work, key=lambda pair: pair.predict_step_seconds(flop, nbytes)[0])
-        with_overlap = best.predict_step_seconds(flop, nbytes)[0]
-        without_overlap = min(pair.predict_step_seconds(flop, nbytes)[1] for pair in same_work)
+        predictions = [
+            (*pair.predict_step_seconds(flop, nbytes, matmul_seconds[pair.work_names[0]]), pair) for pair in same_work
+        ]
+        with_overlap, _, best = min(predictions, key=lambda prediction: prediction[0])
+        without_overlap = min(prediction[1] for prediction in predictions)
         half_width = max(map(best.compute_relative_half_width, (MATMUL_WORK, OTHER_WORK)))
         error = f"+-{format_percent(half_width)} %" if half_width <= MAX_KNOWN_HALF_WIDTH else "interval unknown"
         verdict = (

@@ -224,6 +224,8 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
         )
     for name, regime in roofs.noisy_keys:
         yield f"no {name} roof in {regime}, because its ceiling is too noisy: measure it again while nothing else runs"
+    for level in roofs.unconfirmed_levels:
+        yield f"{level}: the highest of single measurements, not a ceiling that a search confirmed"
     yield from describe_missing_roofs((point.row for point in best_first), roofs)
     if best_first:
         return
@@ -353,6 +355,7 @@ def make_roofline_chart(roofs: Roofs, points: Sequence[RooflinePoint], header: M
         if len(roofs.regimes) > 1
         else f"lines: {', '.join(roofs.regimes)} ceilings",
         "bytes count each operand read once and each result written once",
+        *(f"{level}: not confirmed by a search" for level in roofs.unconfirmed_levels),
         "joined marks: a layer with more tokens from left to right" if any(each.series for each in markers) else "",
         "" if all(each.has_roof for each in markers) else "hollow marks: no ceiling in the regime of the mark is known",
     ]

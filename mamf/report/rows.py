@@ -378,9 +378,10 @@ def describe_row_device(row: Measurement) -> str:
     """Name the device of a row, with its rate scaled to the first device of the run."""
     if row.device_speed in (None, 1.0):
         return f"device {row.device_index}" + ("" if row.device_speed else ", not compared")
-    half_width = row.comparable_interval.half_width / row.comparable_seconds
-    scaled = f"{format_four_digits(row.comparable_rate)} +-{100 * half_width:.2f} %"
-    return f"device {row.device_index}, {scaled} if scaled to the first device"
+    return (
+        f"device {row.device_index}, {format_four_digits(row.comparable_rate)} "
+        f"+-{100 * row.comparable_interval.half_width / row.comparable_seconds:.2f} % if scaled to the first device"
+    )
 
 
 def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> list[str]:

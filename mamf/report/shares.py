@@ -344,8 +344,8 @@ def describe_missing_roofs(rows: Iterable[Measurement], roofs: Roofs) -> list[st
     """Return a line for each missing ceiling. The line says how many of the measured ``rows`` have no share because
     this ceiling is missing, and how to measure the ceiling.
     """
-    measured = [row for row in rows if row.ok and not row.is_reference]
-    counts = Counter(filter(None, map(roofs.explain_missing_roof, measured)))
+    reasons = (roofs.explain_missing_roof(row) for row in rows if row.ok and not row.is_reference)
+    counts = Counter(filter(None, reasons))
     return [f"rows without a share: {count}, because {reason}" for reason, count in counts.items()]
 
 

@@ -10,7 +10,7 @@ import torch
 
 from mamf.engine.measure import measure_row
 from mamf.engine.regimes import BurstRegime, StoppingRule, SustainedRegime
-from mamf.engine.regimes.base import CheckedKernel, WrongResultError, require_no_skipped_work
+from mamf.engine.regimes.base import CheckedKernel, WrongResultError, explain_skipped_work
 from mamf.errors import UsageError
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.attention.torch_kernels import SdpaMath
@@ -220,7 +220,7 @@ REGIMES = {"burst": BurstRegime, "sustained": lambda backend: SustainedRegime(ba
     [
         (lambda: Remembering(1), "relative error"),
         (lambda: Remembering(2), "relative error"),
-        (Idling, "the kernel skips work if they have not"),
+        (Idling, "the kernel probably skips work"),
     ],
     ids=["remembers a result", "remembers two", "idles"],
 )
@@ -252,9 +252,9 @@ def test_a_kernel_that_skips_work_is_refused(cpu, monkeypatch, regime, cheat, me
     ],
 )
 def test_work_is_skipped_only_if_every_checked_launch_is_slow(checked, others):
-    require_no_skipped_work(checked, others)
-    with pytest.raises(WrongResultError, match="launches take 10 times as long if their operands have changed"):
-        require_no_skipped_work([1.0] * 4, [0.1] * 20)
+    assert explain_skipped_work(checked, others) is None
+    reason = explain_skipped_work([1.0] * 4, [0.1] * 20)
+    assert reason is not None and reason.startswith("launches take 10 times as long if their operands have changed")
 
 
 class KernelWithTakenName(TorchMm):

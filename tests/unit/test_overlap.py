@@ -186,12 +186,12 @@ def test_a_predicted_step_ends_with_the_rest_of_the_longer_workload():
     pair = find_only_pair(measure_pair("all_reduce", f"{LARGE}+1GiB"))
     matmul_seconds, other_seconds = (pair.rows[timed_work, True].seconds for timed_work in ("products", "other"))
     flop, nbytes = pair.matmul_row.flop, 2**30
-    with_overlap, without_overlap = pair.predict_step_seconds(10 * flop, 2 * nbytes)
+    with_overlap, without_overlap = pair.predict_step_seconds(10 * flop, 2 * nbytes, matmul_seconds)
     both_seconds = 2 * other_seconds / TwoQueues.kept[ASIDE]
     assert without_overlap == pytest.approx(10 * matmul_seconds + 2 * other_seconds)
     rest_of_matmul_seconds = 10 * matmul_seconds - both_seconds * TwoQueues.kept[OWN]
     assert with_overlap == pytest.approx(both_seconds + rest_of_matmul_seconds, rel=0.01)
-    assert pair.predict_step_seconds(flop, 1e-9)[0] == pytest.approx(matmul_seconds, rel=0.01)
+    assert pair.predict_step_seconds(flop, 1e-9, matmul_seconds)[0] == pytest.approx(matmul_seconds, rel=0.01)
 
 
 def test_an_interval_above_half_of_the_share_is_unknown_and_not_drawn(monkeypatch):

@@ -65,6 +65,23 @@ def test_burst_gives_the_boost_rate_whatever_ran_before(shape, load):
     assert row.conditions.throttle_reasons == ()
 
 
+@pytest.mark.parametrize(("slow_trains", "status"), [(25, "ok"), (99, "wrong_result")])
+def test_a_kernel_is_blamed_only_if_many_trains_end_with_a_slow_launch(monkeypatch, slow_trains, status):
+    run_train, trains = BurstRegime._run_train, itertools.count()  # with those that warm the device up, about 20
+
+    def run_train_with_slow_last_launch(*arguments, **options):
+        seconds, reading = run_train(*arguments, **options)
+        return [*seconds[:-1], (3 if next(trains) < slow_trains else 1) * seconds[-1]], reading
+
+    monkeypatch.setattr(BurstRegime, "_run_train", run_train_with_slow_last_launch)
+    backend = SimulatedBackend()
+    pool, rule = backend.make_operand_pool("normal", 0), StoppingRule(max_seconds=0.2)
+    regime = start_regime(BurstRegime, backend)
+    row = measure_row(SimulatedMatmul(), MatmulProblem(), FAT, regime, pool, rule)
+    assert row.status == status, row.reason
+    assert "the kernel probably skips work" in row.reason or row.ok
+
+
 @pytest.mark.parametrize("load", ["nothing", "loop", "huge"])
 def test_sustained_gives_the_capped_rate_whatever_ran_before(load):
     backend = SimulatedBackend()

@@ -244,8 +244,9 @@ class GridSearchStrategy(PlanStrategy):
             # shapes. So also try the chosen kernel on shapes that were the fastest in earlier searches on devices of
             # this model.
             shapes = list(dict.fromkeys((*shapes, *self.options.priors[: self.earlier_trial_shape_count])))
-            cheap = [kernel for kernel in kernels if kernel.has_cheap_variants]
-            yield from self._measure_algorithms(regime, shapes, rule, cheap, self._deadline)
+            yield from self._measure_algorithms(
+                regime, shapes, rule, [kernel for kernel in kernels if kernel.has_cheap_variants], self._deadline
+            )
             tried_rows = [row for row in self._algorithm_rows if row.ok and row.shape in shapes]
         for kernel in kernels:
             best = self._rank_algorithms(kernel, tried_rows)

@@ -160,8 +160,15 @@ class RowsStrategy(PlanStrategy):
         rule = self.make_stopping_rule(regime)
         if common_shape is None:
             rule = replace(rule, max_seconds=rule.max_seconds and rule.max_seconds * _CEILING_VISIT_TIME_SHARE)
-        shape = common_shape or ceiling.shape
-        row = yield Step(kernel, ceiling.problem, shape, regime, rule, is_reference=True, is_reported=False)
+        row = yield Step(
+            kernel,
+            ceiling.problem,
+            common_shape or ceiling.shape,
+            regime,
+            rule,
+            is_reference=True,
+            is_reported=False,
+        )
         if row is None or not row.ok:
             return None
         yield row

@@ -62,8 +62,9 @@ class _SpargeAttention(QuantizedAttention):
 
         Measure this share in a launch that is not timed, because reading the share synchronizes the device.
         """
-        keyword_arguments = self.make_keyword_arguments(problem, shape)
-        _, sparsity = self.import_library_quietly()(*operands, **keyword_arguments, return_sparsity=True)
+        _, sparsity = self.import_library_quietly()(
+            *operands, **self.make_keyword_arguments(problem, shape), return_sparsity=True
+        )
         # The library's sparsity can be negative with a causal mask, because the library assumes that the lengths are
         # multiples of its blocks of 128 x 64. Report 0 instead.
         return {**super().make_details(problem, shape, operands), "sparsity": max(0.0, float(sparsity))}

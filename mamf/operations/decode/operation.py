@@ -157,8 +157,9 @@ class DecodeShape:
         """Read the text that ``str`` writes. Raises UsageError for any other text."""
         match = _SHAPE_PATTERN.fullmatch(text.strip())
         if match is None:
-            advice = advise_against_commas(text)
-            raise UsageError(f"{text!r} is not a decode shape: write it like b64h32kv8q1c8192d128p16{advice}")
+            raise UsageError(
+                f"{text!r} is not a decode shape: write it like b64h32kv8q1c8192d128p16{advise_against_commas(text)}"
+            )
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
         digits = (batch, heads, kv or heads, queries, cache, d, v or d)
         sizes = dict(zip(_SIZE_FIELD_NAMES, map(parse_digits, digits), strict=True))

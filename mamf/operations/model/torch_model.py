@@ -205,8 +205,11 @@ def use_eager_attention(network: LanguageModel) -> Iterator[None]:
 
 def call_in_float32(module: nn.Module, *inputs: torch.Tensor) -> torch.Tensor:
     """Return the output of a module for ``inputs``, computed with its parameters and buffers converted to float32."""
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    return functional_call(module, {name: each.float() for name, each in tensors}, inputs)  # type: ignore[no-any-return]
+    return functional_call(  # type: ignore[no-any-return]
+        module,
+        {name: each.float() for name, each in (*module.named_parameters(), *module.named_buffers())},
+        inputs,
+    )
 
 
 def compute_causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

@@ -247,7 +247,8 @@ def make_decode_chart(
         shape, operation = row.shape, get_operation(row.operation)
         queries = "whole prompts" if shape.queries == shape.cache_len else format_count(shape.queries, "new token")
         parts = [
-            f"{shape.heads} query heads, {shape.kv_heads} KV heads, batch {shape.batch}",
+            f"{format_count(shape.heads, 'query head')}, {format_count(shape.kv_heads, 'KV head')}",
+            f"batch {shape.batch}",
             "" if is_by_queries else queries,
             "contiguous" if shape.page_size is None else f"pages of {shape.page_size}",
             "" if shape.lengths == "equal" else f"{shape.lengths} lengths",

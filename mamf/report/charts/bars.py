@@ -95,8 +95,7 @@ class StackedChart(Picture):
     @property
     def max_height(self) -> float:
         """The height of the highest bar or interval in all panels."""
-        bars = [bar for panel in self.panels for bar in panel.bars]
-        return max(max(bar.height, *(bar.interval or (0.0,))) for bar in bars)
+        return max(max(bar.height, *(bar.interval or (0.0,))) for panel in self.panels for bar in panel.bars)
 
     @property
     def height_inches(self) -> float:

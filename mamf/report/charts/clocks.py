@@ -14,6 +14,7 @@ from mamf.errors import UsageError
 from mamf.logs.run_log import RunLog
 from mamf.measurement import Measurement, group_pairs
 from mamf.operations.unknown import get_operation
+from mamf.report.charts.lines import format_with_binary_prefix
 from mamf.report.charts.logs import describe_machine_briefly
 from mamf.report.charts.picture import (
     FILE_WIDTH_INCHES,
@@ -26,6 +27,7 @@ from mamf.report.charts.picture import (
     choose_styles,
     style_axes,
 )
+from mamf.report.document import format_count
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -90,9 +92,13 @@ def make_clock_chart(log: RunLog) -> ClockChart:
     rows_by_key = group_pairs(
         ((row.regime, row.kernel, row.shape, row.problem), row)
         for row in log.measurements
-        if row.ok and not row.is_reference and row.conditions.used_cycle_share and row.conditions.true_clock_hz
+        if row.ok and not row.is_reference
     )
-    rows = [max(group, key=lambda row: row.best_rate) for group in rows_by_key.values()]
+    rows = [
+        max(clocked, key=lambda row: row.best_rate)
+        for group in rows_by_key.values()
+        if (clocked := [row for row in group if row.conditions.used_cycle_share and row.conditions.true_clock_hz])
+    ]
     dtypes = {row.problem.dtype for row in rows}
     if not rows:
         raise UsageError(f"{log.path} has no row with a measured clock: measure on an accelerator with --clock all")
@@ -100,32 +106,45 @@ def make_clock_chart(log: RunLog) -> ClockChart:
         raise UsageError(f"{log.path} has several dtypes ({', '.join(sorted(dtypes))}): draw a log of one dtype")
     records = [{**get_operation(row.operation).make_problem_record(row.problem), "regime": row.regime} for row in rows]
     varying = [name for name in records[0] if len({str(each[name]) for each in records}) > 1]
+    has_several_lengths = len({getattr(row.shape, "seqlen_k", None) for row in rows}) > 1
     points = tuple(
-        _make_clock_point(row, [str(each[name]) for name in varying]) for row, each in zip(rows, records, strict=True)
+        _make_clock_point(row, has_several_lengths, [str(each[name]) for name in varying])
+        for row, each in zip(rows, records, strict=True)
     )
-    first = points[0]
+    first, clockless_count = points[0], len(rows_by_key) - len(rows)
     return ClockChart(
         f"Cycles used and clock, {dtypes.pop()}",
         describe_machine_briefly(log.header),
         points,
         first.tflops / (first.cycles_percent / 100) / first.clock_mhz,
-        notes=("Gray lines: equal TFLOPS. The clock depends on the power that the kernel draws, and on the card.",),
+        notes=(
+            "Gray lines: equal TFLOPS. The clock depends on the power that the kernel draws, and on the card.",
+            *(
+                [f"{format_count(clockless_count, 'more row')} without a measured clock (--clock all measures it)."]
+                if clockless_count
+                else []
+            ),
+        ),
     )
 
 
-def _make_clock_point(row: Measurement, field_texts: Sequence[str]) -> ClockPoint:
-    """Return the point of a row. ``field_texts``: the values of the fields that differ between the problems of the
-    rows.
+def _make_clock_point(row: Measurement, has_length: bool, field_texts: Sequence[str]) -> ClockPoint:
+    """Return the point of a row.
+
+    - ``has_length``: whether the label of attention has the length of the keys.
+    - ``field_texts``: the values of the fields that differ between the problems of the rows.
     """
     conditions = row.conditions
     assert conditions.true_clock_hz is not None and conditions.used_cycle_share is not None, (
         "make_clock_chart selects rows with a measured clock"
     )
-    # Label attention with its head dimension, and other operations with the whole shape.
-    size = f"d{row.shape.head_dim}" if hasattr(row.shape, "head_dim") else str(row.shape)
+    # Label attention with its head dimension and mask, and other operations with the whole shape.
+    is_attention = hasattr(row.shape, "head_dim")
+    size = f"d{row.shape.head_dim}{'c' * row.shape.causal}" if is_attention else str(row.shape)
+    length = [format_with_binary_prefix(row.shape.seqlen_k)] if is_attention and has_length else []
     return ClockPoint(
         row.kernel,
-        " ".join([size, *field_texts]),
+        " ".join([*length, size, *field_texts]),
         conditions.true_clock_hz / 1e6,
         100 * conditions.used_cycle_share,
         row.best_rate,

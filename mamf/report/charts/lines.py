@@ -141,8 +141,9 @@ class Chart(Picture):
         """The names of all lines. They are sorted by rate, the highest first, or in order of appearance if no lines
         join the points.
         """
-        lines = (line for panel in self.panels for line in panel.lines)
-        rates = group_pairs((line.name, point.y) for line in lines for point in line.points)
+        rates = group_pairs(
+            (line.name, point.y) for panel in self.panels for line in panel.lines for point in line.points
+        )
         return sorted(rates, key=lambda name: -max(rates[name])) if self.is_connected else list(rates)
 
     @functools.cached_property

@@ -16,7 +16,6 @@ from mamf.errors import UsageError
 from mamf.measurement import TERA, Measurement, RatesByDtypeAndRegime, find_rate, group_pairs
 from mamf.operations.model.operation import TRAINING_PHASES, ModelOperation, ModelProblem
 from mamf.operations.unknown import get_operation
-from mamf.plans import ALGORITHM_PHASE
 from mamf.report.ceilings import PHASE_NAMES
 from mamf.report.charts.bars import StackedBar, StackedChart, StackedPanel
 from mamf.report.charts.lines import (
@@ -66,12 +65,12 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
 
 def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
     """Return the regimes to draw and their rows that have a rate. Leave out references (rows that a run repeats to
-    measure drift) and rows that the run measured only to choose among the algorithms of a library. Raises UsageError if
-    the requested regime, or every regime, has no rate.
+    measure drift). As in tables, leave out rows that a search measured again to choose or to confirm a ceiling, unless
+    there are no other rows. Raises UsageError if the requested regime, or every regime, has no rate.
     """
     regimes = choose_regimes(rows, requested)
-    candidates = (row for row in rows if row.ok and not row.is_reference and row.phase != ALGORITHM_PHASE)
-    return regimes, [row for row in candidates if row.regime in regimes]
+    candidates = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
+    return regimes, [row for row in candidates if not row.phase] or candidates
 
 
 def describe_machine_briefly(header: Mapping[str, Any]) -> str:
@@ -126,8 +125,12 @@ def make_sweep_chart(rows: Sequence[Measurement], header: Mapping[str, Any], reg
         points = [make_point(row, get_x_position(rank, row)) for rank, row in enumerate(best_first, start=1)]
         lines.append(Line(name, tuple(sorted(points, key=lambda each: each.x))))
         best_points.append(points[0])
-    best_point = max(best_points, key=lambda each: each.y)
-    panel = Panel("", tuple(lines), peak=find_peak_rate(first.problem, header), best_point=best_point)
+    panel = Panel(
+        "",
+        tuple(lines),
+        peak=find_peak_rate(first.problem, header),
+        best_point=max(best_points, key=lambda each: each.y),
+    )
     return Chart(
         f"matmul {shape} by {first.kernel}, {first.problem.dtype}",
         describe_machine_briefly(header),
@@ -178,9 +181,13 @@ def make_find_chart(
         phases = group_pairs((row.phase, make_point(row, number)) for number, row in numbered)
         lines = tuple(Line(PHASE_NAMES.get(phase, phase), tuple(points)) for phase, points in phases.items())
         panels.append(Panel(name, lines, confirmed[name].tflops if name in confirmed else None, peak=peak))
-    answers = ", ".join(f"{format_four_digits(each.tflops)} TFLOPS {name}" for name, each in confirmed.items())
+    answers = ", ".join(
+        f"{format_four_digits(each.tflops)} TFLOPS {name}{'' if each.interval.is_known else ' (interval unknown)'}"
+        for name, each in confirmed.items()
+    )
     notes = [
         f"{name} ceiling: {format_four_digits(each.tflops)} TFLOPS at {each.shape} by {each.kernel}"
+        + ("" if each.interval.is_known else "; its interval is unknown, so run 'mamf find' again")
         for name, each in confirmed.items()
     ]
     title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
@@ -252,8 +259,7 @@ def _choose_operation_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[
     try:
         positions = {row.shape: float(operation.find_axis_position(row.shape)) for row in rows}
     except NotImplementedError:
-        shapes = dict.fromkeys(row.shape for row in rows)
-        positions = {shape: float(number) for number, shape in enumerate(shapes, start=1)}
+        positions = {shape: float(x) for x, shape in enumerate(dict.fromkeys(row.shape for row in rows), start=1)}
         labels = {number: str(shape) for shape, number in positions.items()}
         return Axis("shape", ticks=make_labeled_ticks(labels, labels.__getitem__)), lambda row: positions[row.shape]
     is_logarithmic = min(positions.values()) > 0
@@ -267,9 +273,10 @@ def describe_differing_fields(problem: Any, problems: Sequence[Any]) -> str:
     """Return the names and values of the fields in which a problem differs from at least one of ``problems``."""
     make_record = get_operation(problem.operation).make_problem_record
     records = [make_record(each) for each in problems]
-    fields = make_record(problem)
     return ", ".join(
-        f"{name} {value}" for name, value in fields.items() if any(each.get(name) != value for each in records)
+        f"{name} {value}"
+        for name, value in make_record(problem).items()
+        if any(each.get(name) != value for each in records)
     )
 
 
@@ -316,7 +323,11 @@ def make_model_chart(
         key: ", ".join(word for word in _list_step_title_parts(key) if word not in common) or first[2] for key in steps
     }
     contexts = {context for by_context in steps.values() for context in by_context}
-    title = f"A model's step by phase: {', '.join(word for word in _list_step_title_parts(first) if word in common)}"
+    phases = {
+        phase for by_context in steps.values() for rows_by_phase in by_context.values() for phase in rows_by_phase
+    }
+    subject = "step by phase" if len(phases) > 1 else phases.pop()
+    title = f"A model's {subject}: {', '.join(word for word in _list_step_title_parts(first) if word in common)}"
     if len(contexts) == 1:
         title += f", context length {format_with_binary_prefix(*contexts)}"
         bars = [
@@ -365,12 +376,15 @@ def _list_step_title_parts(key: _StepKey) -> list[str]:
 
 
 def _make_step_bar(label: str, rows_by_phase: _RowsByPhase, known_ceilings: RatesByDtypeAndRegime) -> StackedBar:
-    """Return the bar of a training step, labeled with the MAMFU or TFLOPS of its longest phase."""
+    """Return the bar of a training step, with the interval of its longest phase, and labeled with the MAMFU or TFLOPS
+    of this phase.
+    """
     longest = rows_by_phase[[phase for phase in TRAINING_PHASES if phase in rows_by_phase][-1]]
     ceiling = find_row_ceiling(longest, known_ceilings)
     rate = longest.comparable_rate
     share = f"{100 * rate / ceiling.tflops:.1f} % MAMFU" if ceiling else f"{format_four_digits(rate)} TFLOPS"
-    return StackedBar(f"{label} ({share})", split_step_into_parts(rows_by_phase))
+    milliseconds = (1e3 * longest.interval.low, 1e3 * longest.interval.high) if longest.interval.is_known else None
+    return StackedBar(f"{label} ({share})", split_step_into_parts(rows_by_phase), interval=milliseconds)
 
 
 def split_step_into_parts(rows_by_phase: _RowsByPhase) -> tuple[tuple[str, float], ...]:

@@ -11,7 +11,7 @@ from mamf.errors import UsageError, require_known_names
 from mamf.kinds.kind import FindKind, RunKind, SweepKind
 from mamf.logs.run_log import RunLog
 from mamf.operations.unknown import get_operation
-from mamf.plans import SWEEP, VERIFY, Plan
+from mamf.plans import ROOFLINE, SWEEP, VERIFY, Plan
 from mamf.report.shares import format_drift
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def get_kind(plan: Plan) -> RunKind:
 def make_run_title(plan: Plan) -> str:
     """Return the title of a run for reports and messages, such as ``a sweep of matmul``."""
     noun_phrase = get_kind(plan).noun_phrase
-    # The operation of a plan is only one of the operations that a verification runs.
+    # The operation of a plan is only one of the operations that a verification or a roofline runs.
     return (
         noun_phrase
-        if plan.kind == VERIFY or noun_phrase.split()[-1] == plan.operation
+        if plan.kind in (ROOFLINE, VERIFY) or noun_phrase.split()[-1] == plan.operation
         else f"{noun_phrase} of {plan.operation}"
     )
 

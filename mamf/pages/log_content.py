@@ -22,7 +22,7 @@ from mamf.logs.shared_runs import read_log_or_shared_run
 from mamf.measurement import IDLE_LABEL, Measurement
 from mamf.operations.unknown import get_operation, sets_compute_ceiling
 from mamf.pages.conditions import format_start_time, make_conditions_blocks, make_name_value_table
-from mamf.plans import GUARD, OVERLAP, REPRODUCE, VERIFY
+from mamf.plans import GUARD, OVERLAP, REPRODUCE, ROOFLINE, VERIFY
 from mamf.profiling.classes import COMMUNICATION
 from mamf.profiling.counters.report import make_counters_document
 from mamf.profiling.log import (
@@ -232,7 +232,7 @@ def _list_profile_facts(profile: Profile, title: str) -> list[Fact]:
         "a step" if profile.steps else "all",
         format_milliseconds(profile.unprofiled_step_seconds or profile.step_seconds),
         "ms",
-        [title, f"with{'out' if is_timed else ''} the profiler"],
+        [title, f"measured with{'out' if is_timed else ''} the profiler"],
     )
     is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
     ceilings = [
@@ -275,7 +275,8 @@ def make_run_log_content(log: RunLog) -> LogContent:
     )
     return LogContent(
         log.path.name,
-        f"{header['device']['name']}: {title}" + (f" ({dtypes})" if dtypes and log.plan.kind != VERIFY else ""),
+        f"{header['device']['name']}: {title}"
+        + (f" ({dtypes})" if dtypes and log.plan.kind not in (ROOFLINE, VERIFY) else ""),
         [
             describe_machine(header),
             f"{format_start_time(header)}; "

@@ -154,8 +154,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     if len(facts) > MAX_HEADLINE_FIGURES:
         facts = _choose_highest_facts(sources)
         intro_lines = [
-            "the highest figure of each kind, "
-            + (f"the first {MAX_HEADLINE_FIGURES} of {len(facts)}, " if len(facts) > MAX_HEADLINE_FIGURES else "")
+            "the highest rate or share of each kind, and other figures; "
+            + (f"the first {MAX_HEADLINE_FIGURES} of {len(facts)}; " if len(facts) > MAX_HEADLINE_FIGURES else "")
             + "ceilings first:"
         ]
     cards = [source.log.header["device"].get("uuid_hash") for source in sources if isinstance(source.log, RunLog)]
@@ -205,7 +205,10 @@ def _choose_highest_facts(sources: Sequence[LogContent]) -> list[Fact]:
         )
     counts = Counter(figure.label for figure, _ in figures)
     labels = sorted(highest_by_label, key=lambda label: ("ceiling, " not in label, -counts[label]))
-    return [*(highest_by_label[label] for label in labels), *(fact for source in sources for fact in source.facts)]
+    return [
+        *(highest_by_label[label] for label in labels),
+        *(replace(fact, notes=[*fact.notes, source.name]) for source in sources for fact in source.facts),
+    ]
 
 
 def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:

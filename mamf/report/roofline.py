@@ -103,7 +103,7 @@ def select_roofline_points(rows: Iterable[Measurement], roofs: Roofs, ceilings: 
 
 def format_row_name(row: Measurement | Ceiling) -> str:
     """Return a name for a row: its shape, and the fields that identify its problem."""
-    return ", ".join([str(row.shape), *get_operation(row.problem.operation).list_identifying_fields(row.problem)])
+    return ", ".join([str(row.shape), *get_operation(row.problem.operation).describe_problem(row.problem)])
 
 
 def drop_shared_fields(points: Sequence[RooflinePoint]) -> tuple[list[RooflinePoint], str]:

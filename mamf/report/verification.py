@@ -250,6 +250,14 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         ),
         Column("dtype", "dtype", lambda rows: rows[0].problem.dtype, is_left_aligned=True),
         Column("problems", "problems", lambda rows: count_verified_items(rows)["problems"]),
+        Column("wrong", "wrong", lambda rows: count_verified_items(rows)["wrong"]),
+        Column(
+            *("no_verdict", "no verdict"),
+            lambda rows: (
+                len(_collect_problem_ids(row for row in rows if not row.ok and row.status != WRONG_STATUS)) or None
+            ),
+            drop_priority=6,
+        ),
         Column("launches", "launches", lambda rows: count_verified_items(rows)["launches"], drop_priority=2),
         Column("values", "values", lambda rows: count_verified_items(rows)["values"], "{:.3g}".format, drop_priority=1),
         Column(
@@ -274,14 +282,6 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         ),
         Column("other_bits", "other bits", lambda rows: sum(DIFFERENT_BITS_KEY in row.details for row in rows) or None),
         Column("lost_nan", "lost NaN", lambda rows: sum(LOST_NAN_KEY in row.details for row in rows) or None),
-        Column("wrong", "wrong", lambda rows: count_verified_items(rows)["wrong"]),
-        Column(
-            *("no_verdict", "no verdict"),
-            lambda rows: (
-                len(_collect_problem_ids(row for row in rows if not row.ok and row.status != WRONG_STATUS)) or None
-            ),
-            drop_priority=6,
-        ),
     ]
 
 

@@ -84,7 +84,7 @@ CLOSED_STDOUT_MESSAGE = "cannot print, because stdout is closed: redirect it to 
         ([*SWEEP, "--dtype", "int8"], "does not support matmuls of integers"),
         ([*SWEEP, "--regime", "brust"], "did you mean burst?"),
         ([*SWEEP, "--precison", "1%"], "did you mean --precision?"),
-        ([*SWEEP, "--budget", "-5s"], "'-5s' is not a duration: write a number of seconds, or"),
+        ([*SWEEP, "--budget", "-5s"], "a duration must be above 0, not -5s"),
         ([*SWEEP, "--M", "512"], "unknown option '--M' (did you mean --m?)"),
         ([*SWEEP, "--seq-lens", "8"], "--seq-lens is an option of attention, not of matmul"),
         (

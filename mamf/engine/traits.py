@@ -407,7 +407,8 @@ def _describe_findings(
             else f"a rest of {recovery_seconds:g} s restores the speed"
         )
         slowed = (
-            f"after {reaction.seconds_until_slowdown * 1e3:.3g} ms of load, launches take {reaction.slowdown_share:.0%}"
+            f"after {reaction.seconds_until_slowdown * 1e3:.3g} ms of load, launches take "
+            f"{100 * reaction.slowdown_share:.0f} %"
             f" longer than at the start of the load; {back}"
         )
     size = (

@@ -293,7 +293,7 @@ def describe_timer_shift(summary: dict[str, Any], rows: Sequence[Measurement]) -
     share = abs(after - before) / min(row.seconds for row in timed)
     return (
         f"the timer's overhead changed from {before * 1e6:.1f} to {after * 1e6:.1f} us during the run, so "
-        f"the times of the shortest launches may be wrong by {share:.1%}: measure these rows again"
+        f"the times of the shortest launches may be wrong by {100 * share:.1f} %: measure these rows again"
     )
 
 

@@ -112,7 +112,7 @@ def make_device_columns(devices: Sequence[NodeDevice]) -> list[Column[NodeDevice
         Column(
             "throttled",
             "throttled",
-            lambda device: ", ".join(f"{reason} {share:.0%}" for reason, share in device.throttled.items()),
+            lambda device: ", ".join(f"{reason} {100 * share:.0f} %" for reason, share in device.throttled.items()),
             drop_priority=3,
             is_left_aligned=True,
         ),
@@ -195,5 +195,5 @@ def _make_figure_panel(name: str, devices: Sequence[NodeDevice]) -> Panel:
             # The half-width is that of the time, so the interval of the rate is not symmetric.
             lines.setdefault(line, []).append(Point(float(x), rate, rate / (1 + half_width), rate / (1 - half_width)))
     values = [device.figures[name] for device in devices if name in device.figures]
-    title = f"{name}, spread {max(values) / min(values) - 1:.1%}" if len(devices) > 1 else name
+    title = f"{name}, spread {100 * (max(values) / min(values) - 1):.1f} %" if len(devices) > 1 else name
     return Panel(title, tuple(Line(line, tuple(points)) for line, points in lines.items()), unit=unit)

@@ -234,7 +234,7 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
     noisy = [
         f"{figure} {format_figure(figure, value)} "
         + (
-            f"+-{device.half_widths[figure]:.0%}"
+            f"+-{100 * device.half_widths[figure]:.0f} %"
             if device.half_widths[figure] <= MAX_KNOWN_HALF_WIDTH
             else "with an unknown interval"
         )
@@ -249,7 +249,8 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
         yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
-            yield NodeFinding(WARN, device.label, f"{device.full_label}: throttled {share:.0%} of the time by {reason}")
+            text = f"{device.full_label}: throttled {100 * share:.0f} % of the time by {reason}"
+            yield NodeFinding(WARN, device.label, text)
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:
@@ -360,11 +361,14 @@ def _make_shortfall_finding(
         if shortfall.figure in FIGURE_UNITS
         else ""
     )
-    text = f"{shortfall.figure}{value}, {shortfall.share:.1%} below {reference_name} (limit {shortfall.limit:.1%})"
+    text = (
+        f"{shortfall.figure}{value}, {100 * shortfall.share:.1f} % below {reference_name} (limit "
+        f"{100 * shortfall.limit:.1f} %)"
+    )
     if spread is None:
         text += "; there are too few other devices to tell how much healthy ones differ"
     elif spread > MAX_SPREAD_FOR_CRITICAL:
-        text += f"; the other devices differ by {spread:.1%} (standard deviation)"
+        text += f"; the other devices differ by {100 * spread:.1f} % (standard deviation)"
     return NodeFinding(CRITICAL if is_critical else WARN, device.label, f"{device.full_label}: {text}")
 
 
@@ -384,7 +388,7 @@ def describe_slowest_device(devices: Sequence[NodeDevice]) -> str:
     slowest = min(measured, key=lambda device: device.figures[figure])
     return (
         f"the slowest device is {slowest.label} with {format_figure(figure, slowest.figures[figure])} {figure}: "
-        f"a synchronous job waits for it and loses {compute_lost_speed_share(devices):.1%} of the total speed"
+        f"a synchronous job waits for it and loses {100 * compute_lost_speed_share(devices):.1f} % of the total speed"
     )
 
 

@@ -387,7 +387,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
         else (row.best_rate, row.best_rate)
     )
     notes = [
-        describe_row_interval(row) if is_median else f"by {row.ranking_statistic}",
+        describe_row_interval(row) if is_median else f"the {row.ranking_statistic} launch",
         shares.describe_share(row),
         f"{format_percent(of_peak)} % of the {'' if row.work.unit == 'TFLOPS' else 'bandwidth in the '}datasheet"
         if of_peak

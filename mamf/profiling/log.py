@@ -44,6 +44,7 @@ from mamf.report.document import (
     Table,
     format_count,
     format_four_digits,
+    format_percent,
     format_rate,
     make_rate_column,
 )
@@ -175,7 +176,6 @@ _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
 #: of its step. Time in which only communication runs does not count. On two H200, the step times of ranks with equal
 #: work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
-_format_percent = "{:.1%}".format
 
 
 def make_profile_document(script: str, profile: Profile, max_rows: int | None = 10) -> Document:
@@ -220,13 +220,13 @@ def _describe_steps(script: str, profile: Profile) -> Iterator[str]:
         f"{format_milliseconds(profile.step_seconds)} ms with the profiler"
     )
     if profile.unprofiled_step_seconds is not None:
-        slowdown = profile.step_seconds / profile.unprofiled_step_seconds - 1
+        percent = 100 * (profile.step_seconds / profile.unprofiled_step_seconds - 1)
         yield (
             f"{format_milliseconds(profile.unprofiled_step_seconds)} ms without the profiler, in the steps right "
-            f"before: the profiler makes a step {abs(slowdown):.0%} {'longer' if slowdown >= 0 else 'shorter'}"
+            f"before: the profiler makes a step {abs(percent):.0f} % {'longer' if percent >= 0 else 'shorter'}"
         )
     if profile.tflops is not None:
-        mamfu_note = "" if profile.mamfu is None else f", {profile.mamfu:.1%} MAMFU"
+        mamfu_note = "" if profile.mamfu is None else f", {100 * profile.mamfu:.1f} % MAMFU"
         step_time_note = "" if profile.unprofiled_step_seconds is None else ", from the step time without the profiler"
         yield (
             f"a step needs {format_rate(profile.flop / profile.steps / 1e12, 'TFLOP')}: "
@@ -250,7 +250,7 @@ def _make_profile_columns(profile: Profile, row_kind: str = "class") -> list[Col
             is_left_aligned=True,
             min_characters=_MIN_NAME_LENGTH,
         ),
-        Column("share", "share", lambda row: row.visible / profile.whole_seconds, _format_percent),
+        Column("share", "share %", lambda row: row.visible / profile.whole_seconds, format_percent),
         Column("step_seconds", "ms", lambda row: row.visible / steps, format_milliseconds),
         Column(
             "",
@@ -273,7 +273,7 @@ def _make_profile_columns(profile: Profile, row_kind: str = "class") -> list[Col
         Column("multiplying_seconds", "", lambda row: row.multiplying),
         make_rate_column("", "TFLOP", lambda row: row.total_flop / steps / 1e12 or None, rows, drop_priority=4),
         make_rate_column("rate_tflops", "TFLOPS", lambda row: row.tflops, rows, drop_priority=2),
-        Column("mamfu", "MAMFU", lambda row: row.mamfu, _format_percent, 1),
+        Column("mamfu", "MAMFU", lambda row: row.mamfu, format_percent, 1),
     ]
 
 
@@ -293,7 +293,7 @@ def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
         Column("", "ms", lambda row: row.seconds / steps, format_milliseconds),
         Column("count", "", attrgetter("calls")),
         Column("seconds", "", attrgetter("seconds")),
-        Column("share", "share", lambda row: row.seconds / profile.whole_seconds, _format_percent),
+        Column("share", "share %", lambda row: row.seconds / profile.whole_seconds, format_percent),
     ]
 
 
@@ -302,7 +302,7 @@ def _make_memory_columns(profile: Profile) -> list[Column[MemoryRow]]:
     return [
         Column("part", "memory", lambda row: row.name, is_left_aligned=True),
         Column("bytes", "MiB", lambda row: row.nbytes, lambda nbytes: f"{nbytes / 2**20:.4g}"),
-        Column("share_of_peak", "of the peak", lambda row: peak and row.nbytes and row.nbytes / peak, _format_percent),
+        Column("share_of_peak", "% of the peak", lambda row: peak and row.nbytes and row.nbytes / peak, format_percent),
     ]
 
 
@@ -320,7 +320,8 @@ def describe_largest_classes(profile: Profile) -> str:
     """
     shares = [
         f"{row.name} {'at most ' if profile.is_uneven and row.name == IDLE_LABEL else ''}"
-        f"{row.visible / profile.whole_seconds:.1%}" + (f" (MAMFU {row.mamfu:.1%})" if row.mamfu else "")
+        f"{100 * row.visible / profile.whole_seconds:.1f} %"
+        + (f" (MAMFU {100 * row.mamfu:.1f} %)" if row.mamfu else "")
         for row in sorted(profile.classes, key=lambda row: -row.visible)
     ]
     return f"largest parts of {'a step' if profile.steps else 'the time'}: {', '.join(shares[:3])}"
@@ -352,12 +353,12 @@ def _yield_table_remarks(profile: Profile) -> Iterator[str]:
         class_seconds = row.visible + row.hidden
         if row.flop and row.multiplying < (1 - _MIN_REPORTED_UNCOUNTED_SHARE) * class_seconds:
             yield (
-                f"{row.name}: FLOP and TFLOPS cover {row.multiplying / class_seconds:.0%} of its time; "
+                f"{row.name}: FLOP and TFLOPS cover {100 * row.multiplying / class_seconds:.0f} % of its time; "
                 "how many FLOP the rest of the time computes is unknown"
             )
         if row.name == UNCLASSIFIED:
             yield (
-                f"{row.visible / profile.whole_seconds:.1%} of the time is unclassified: "
+                f"{100 * row.visible / profile.whole_seconds:.1f} % of the time is unclassified: "
                 "no rule matches the names of its operations or kernels"
             )
     if any(row.name == PEAK_MEMORY and row.nbytes is None for row in profile.memory):
@@ -481,9 +482,7 @@ def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
             lambda profile: _get_exposed_communication_seconds(profile) + _get_noncommunication_step_seconds(profile),
         ),
         make_seconds_column("own", "own", _get_noncommunication_step_seconds),
-        make_seconds_column(
-            "behind", "behind", lambda profile: _get_noncommunication_step_seconds(profile) - fastest_seconds
-        ),
+        make_seconds_column("behind", "behind", lambda it: _get_noncommunication_step_seconds(it) - fastest_seconds),
         make_seconds_column("exposed", "exposed communication", _get_exposed_communication_seconds),
         make_seconds_column(
             "hidden",
@@ -496,5 +495,5 @@ def _make_rank_columns(fastest_seconds: float) -> list[Column[Any]]:
         make_seconds_column(  # idle time is None if it is unknown
             "idle", "idle", lambda profile: profile.get_visible_seconds(IDLE_LABEL) * profile.step_factor or None, 1
         ),
-        Column("mamfu", "MAMFU", lambda row: row[1].mamfu, "{:.1%}".format, 1),
+        Column("mamfu", "MAMFU", lambda row: row[1].mamfu, format_percent, 1),
     ]

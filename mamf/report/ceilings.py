@@ -257,7 +257,7 @@ def make_find_by_device_document(log: RunLog) -> Document:
         Column("power_watts", "W", lambda row: row[1].conditions.watts, format_whole_number, 4),
     ]
     spreads = [
-        f"{title}: the slowest device is {1 - min(rates) / max(rates):.1%} below the fastest"
+        f"{title}: the slowest device is {100 * (1 - min(rates) / max(rates)):.1f} % below the fastest"
         for title, rates in group_pairs((make_ceiling_title(each), each.rate) for _, each in rows).items()
         if len(rates) > 1
     ]

@@ -329,13 +329,17 @@ def describe_best_rows(rows: Sequence[Measurement], shares: ShareCalculator) -> 
 
 def describe_row_interval(row: Measurement) -> str:
     """Describe the interval of a row's rate, and say whether the interval also predicts new runs (a repeat interval) or
-    covers only this measurement.
+    covers only this measurement. In the regime classic, the interval is that of the median, not of the fastest launch.
     """
     interval = row.rate_interval
     factor = choose_unit(row.work.unit, [row.best_rate])[1]
     bounds, coverage = format_interval(interval, factor), f"{100 * interval.coverage:.0f} %"
     if row.repeatability is None:
-        return f"{coverage} interval of the {row.statistic} {bounds}, within this measurement"
+        figure = f"{row.statistic} {format_four_digits(factor * row.compute_rate(row.statistic))} with its "
+        return (
+            f"{figure if row.ranking_statistic != row.statistic else ''}{coverage} interval {bounds}, within this "
+            "measurement"
+        )
     return f"{coverage} repeat interval: {bounds}" if interval.is_known else UNKNOWN_INTERVAL_REASON
 
 

@@ -275,9 +275,9 @@ def _make_check_columns(header: Mapping[str, Any]) -> list[Column[MeasuredRows]]
         ),
         Column(
             "share_of_bound",
-            "of limit",
+            "% of limit",
             lambda rows: (it := _find_worst_row(rows)) and _get_error_share_of_bound(it),
-            "{:.0%}".format,
+            lambda share: f"{100 * share:.0f}",
             4,
         ),
         Column("other_bits", "other bits", lambda rows: sum(DIFFERENT_BITS_KEY in row.details for row in rows) or None),

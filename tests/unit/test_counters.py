@@ -142,10 +142,10 @@ def test_a_launch_is_bound_by_its_gaps_or_by_its_longest_kernel():
     backward = make_launch(*BACKWARD)
     bound = find_launch_bound(backward, interval_seconds=800e-6)
     assert bound.limiter == "latency"
-    assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89% of the launch's cycles)" in bound.evidence
+    assert "in flash_bwd_dq_dk_dv_loop_seqk_parallel_kernel (89 % of the launch's cycles)" in bound.evidence
     bound_with_gaps = find_launch_bound(backward, interval_seconds=2e-3)
     assert (bound_with_gaps.limiter, bound_with_gaps.evidence) == (
         "launch",
-        "its 5 kernels run for only 40% of the 2000 us from one launch to the next",
+        "its 5 kernels run for only 40 % of the 2000 us between two launches",
     )
     assert find_launch_bound(make_launch(MM)).evidence == "90.3 % of its peak"

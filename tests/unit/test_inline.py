@@ -50,10 +50,10 @@ ROOFS = RooflineChart(
         (
             BARS,
             [
-                *("4k, forward: 3.000 ms (75.0%)", "4k, backward: 1.000 ms (25.0%)"),
+                *("4k, forward: 3.000 ms (75.0 %)", "4k, backward: 1.000 ms (25.0 %)"),
             ],
         ),
-        (STEPS, ["measured, rate: 850.0 TFLOPS (85.9%)", "measured, lost: 139.0 TFLOPS (14.1%)"]),
+        (STEPS, ["measured, rate: 850.0 TFLOPS (85.9 %)", "measured, lost: 139.0 TFLOPS (14.1 %)"]),
         (
             ROOFS,
             [

@@ -158,7 +158,7 @@ def test_the_run_file_of_a_node_names_no_machine(tmp_path):
 def test_contributed_ceilings_are_a_baseline_of_devices_of_their_build():
     device = NodeDevice(0, name="NVIDIA H200", dtype="bfloat16", build=(132, 700.0), figures={BURST: 700.0})
     verdict = judge_devices([device], make_contributed_baseline([device]))
-    assert "below the contributed ceilings of this model (limit 7.5%)" in verdict.reason
+    assert "below the contributed ceilings of this model (limit 7.5 %)" in verdict.reason
     assert not make_contributed_baseline([replace(device, build=(132, 350.0))]).cards
 
 
@@ -173,7 +173,7 @@ def test_devices_are_drawn_side_by_side_with_a_panel_and_a_scale_per_figure(heal
     assert [line.name for line in burst.lines] == ["device 0", "device 1", "device 2"]
     assert [line.points[0].y for line in burst.lines] == [device.figures[BURST] for device in devices]
     assert [text for _, text in chart.axis.ticks] == ["0", "1", "2"]
-    assert burst.title == "burst, spread 2.0%" and burst.unit == "TFLOPS"
+    assert burst.title == "burst, spread 2.0 %" and burst.unit == "TFLOPS"
     assert all(line.points[0].low < line.points[0].y < line.points[0].high for line in burst.lines)
     assert "OK" in chart.title
     two_node_chart = make_node_chart(

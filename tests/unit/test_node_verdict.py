@@ -108,7 +108,7 @@ def test_each_limit_is_a_share_of_the_median_of_the_others(factors, figure):
     (finding,) = judge_devices(slow_down(make_equal_devices(4), 2, **factors)).findings
     assert (finding.level, finding.label) == (WARN, "device 2")
     assert finding.text.startswith(f"device 2 (uuid uuid2): {figure}")
-    assert f"{1 - min(factors.values()):.1%} below the median of 3 others (limit " in finding.text
+    assert f"{100 * (1 - min(factors.values())):.1f} % below the median of 3 others (limit " in finding.text
     within = {name: factor + 0.002 for name, factor in factors.items()}
     assert judge_devices(slow_down(make_equal_devices(4), 2, **within)).level == OK
     faster = {name: 2 - factor for name, factor in factors.items()}
@@ -128,7 +128,7 @@ def test_devices_that_differ_by_more_than_expected_are_never_critical_and_their_
         devices = slow_down(devices, index, burst=factor, sustained=factor)
     verdict = judge_devices(slow_down(devices, 5, burst=0.7, sustained=0.7))
     assert (verdict.level, collect_labels(verdict)) == (WARN, {"device 5"})
-    assert verdict.reason.endswith("(limit 4.0%); the other devices differ by 2.0% (standard deviation)")
+    assert verdict.reason.endswith("(limit 4.0 %); the other devices differ by 2.0 % (standard deviation)")
 
 
 def test_of_two_devices_the_slower_one_is_named_but_not_critical():
@@ -143,7 +143,7 @@ def test_a_device_is_compared_with_its_own_earlier_run_at_half_the_limit():
     assert judge_devices(devices).level == OK
     verdict = judge_devices(devices, baseline)
     assert (verdict.level, collect_labels(verdict)) == (WARN, {"device 3"})
-    assert "2.1% below the same card in a log (limit 2.0%)" in verdict.reason
+    assert "2.1 % below the same card in a log (limit 2.0 %)" in verdict.reason
     assert judge_devices(slow_down(make_equal_devices(4), 3, burst=0.95, sustained=0.95), baseline).level == CRITICAL
     other_card = replace(devices[3], uuid_hash="another")
     assert judge_devices([other_card], baseline).level == OK
@@ -223,4 +223,4 @@ def test_noisy_figures_of_a_device_are_one_finding():
         for device in make_equal_devices(3)
     ]
     (finding,) = judge_devices(noisy).findings
-    assert "+-20%" in finding.text and "+-30%" in finding.text
+    assert "+-20 %" in finding.text and "+-30 %" in finding.text

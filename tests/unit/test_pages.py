@@ -148,7 +148,7 @@ def test_a_page_of_many_logs_begins_with_the_highest_ceiling_of_each_dtype_and_r
     first_fact = page.facts[0]
     assert len(rates) > 1 and float(first_fact.value) == pytest.approx(max(rates), abs=0.1)
     assert first_fact.notes[-1] in [f"NVIDIA H200, {log.name}" for log in logs]
-    assert page.intro_lines[-1].startswith("the highest figure of each kind")
+    assert page.intro_lines[-1].startswith("the highest rate or share of each kind")
     assert not any(section.is_open for section in page.sections if section.parts)
 
 
@@ -161,7 +161,10 @@ def test_a_page_says_how_many_figures_it_does_not_show_at_the_top():
     )
     assert page.facts[0].label == "burst ceiling, float32, copy"
     page_of_two = make_report_page([eight_ceilings, FIND])
-    assert page_of_two.intro_lines[-1] == "the highest figure of each kind, the first 6 of 10, ceilings first:"
+    assert (
+        page_of_two.intro_lines[-1]
+        == "the highest rate or share of each kind, and other figures; the first 6 of 10; ceilings first:"
+    )
     chart = page_of_two.sections[0].parts[0]
     assert "sustained ceiling, float32, triad" in [row.group for row in chart.rows]
     assert not any("figures" in line for line in make_report_page([FIND]).intro_lines)

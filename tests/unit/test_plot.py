@@ -262,7 +262,7 @@ def test_a_find_draws_ceiling_and_datasheet_on_one_scale():
     ]
     figure = draw_figure(make_find_chart(rows, {"burst": CEILING}, H200))
     burst, sustained = (axes for axes in figure.axes if axes.get_title(loc="left"))
-    assert {text.get_text() for text in burst.texts} == {"datasheet 989", "ceiling 800.0, 81% of the datasheet"}
+    assert {text.get_text() for text in burst.texts} == {"datasheet 989", "ceiling 800.0, 81 % of the datasheet"}
     assert {text.get_text() for text in sustained.texts} == {"datasheet 989"}
     assert burst.get_ylim() == sustained.get_ylim()
     assert 600 < burst.get_ylim()[0] < 701
@@ -361,7 +361,7 @@ def test_a_sweep_marks_its_best_and_its_share():
     pytest.importorskip("matplotlib")
     rows = [make_row(MatmulShape(m, 4096, 4096), 700.0 + m / 256, "torch.mm") for m in range(256, 20480, 64)]
     (axes,) = draw_figure(make_sweep_chart(rows, H200)).axes
-    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8\n79% of the datasheet"}
+    assert {text.get_text() for text in axes.texts} == {"datasheet 989", "best 779.8\n79 % of the datasheet"}
     (line,) = [axes_line for axes_line in axes.get_lines() if len(axes_line.get_xdata()) > 2]
     assert line.get_marker() == "." and line.get_linewidth() < 1
 

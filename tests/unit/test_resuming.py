@@ -262,7 +262,7 @@ def test_a_log_is_not_resumed_by_another_command(resume, command, log):
 def test_no_command_resumes_the_log_of_an_old_roofline(run, tmp_path):
     log = next(OLD_LOGS.glob("bandwidth-roofline-*.jsonl"))
     copy = shutil.copy(log, tmp_path / "old.jsonl")
-    reason = "old.jsonl is the log of a roofline of bandwidth: mamf cannot resume this old log; repeat the run with"
+    reason = "old.jsonl is the log of a roofline: mamf cannot resume this old log; repeat the run with"
     assert_refused(run("find", "--resume", str(copy)), reason)
     _, shown, _ = run("show", str(copy))
     assert "interrupted: the budget ended; 193 measurements in 140.3 s\n" in shown

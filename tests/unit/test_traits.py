@@ -59,7 +59,7 @@ def test_a_controllers_reaction_is_found_and_bursts_end_before_it(seconds):
     # log(840 / 250) = 1.21 time constants. A train of launches may take a quarter of this time.
     assert measured.burst_traits.train_seconds == pytest.approx(1.21 * seconds / 4, rel=0.2)
     assert measured.burst_traits.longest_rest_seconds < 1.0
-    assert "launches take 18% longer" in join_findings(measured)
+    assert "launches take 18 % longer" in join_findings(measured)
     assert not (measured.burst_traits.remark or measured.sustained_traits.remark)
 
 

@@ -28,7 +28,7 @@ EXIT_CODES = (0, 1, 2, 3, 130)
 FORBIDDEN = "attacks.never_imported"
 #: The end of the note that mamf prints about a log with an incomplete last line. The note may come before the one line
 #: of an error, so it does not count as a second line.
-_INCOMPLETE_LINE_NOTE = "because the line is incomplete"
+_INCOMPLETE_LINE_NOTE = "is incomplete, so it is ignored"
 _NULL_DESCRIPTOR = os.open(os.devnull, os.O_WRONLY)
 _CONTROL_CHARACTERS = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 #: The kinds of faults. These columns of the table must be 0.

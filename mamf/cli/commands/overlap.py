@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from mamf.report.document import Document
 
 EXAMPLES = """examples:
-  mamf overlap                                     matmul with each collective, on all devices here
+  mamf overlap                                     on several devices: matmul with collectives; on one: with copies
   mamf overlap --beside all_reduce --blocks 0 8 16 --shapes 8192x8192x8192+1GiB
   mamf overlap --flop 4e15 --bytes 1.6e10          also predict the shortest step with this work
   mamf overlap --beside to_host copy               on one device

@@ -265,7 +265,7 @@ class BandwidthOperation(ByteSizedOperation[BandwidthProblem, BandwidthShape]):
         columns: dict[str, object] = {"passes": row.problem.warm} if row.problem.warm > 1 else {}
         peak = None if info is None else self.find_peak_rate(info, row.problem)
         if peak and row.ok:
-            columns["of theoretical"] = f"{row.best_rate * TERA / peak:.1%}"
+            columns["of theoretical"] = f"{100 * row.best_rate * TERA / peak:.1f} %"
         return columns
 
 

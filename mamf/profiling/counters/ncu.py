@@ -276,7 +276,7 @@ def find_launch_bound(counters: LaunchCounters, interval_seconds: float | None =
         subject = "its kernel runs" if kernel_count == 1 else f"its {kernel_count} kernels run"
         return Bound(
             "launch",
-            f"{subject} for only {busy_share:.0%} of the {interval_seconds * 1e6:.4g} us from one launch to the next",
+            f"{subject} for only {100 * busy_share:.0f} % of the {interval_seconds * 1e6:.4g} us between two launches",
         )
     bound = find_kernel_bound(longest)
     share = longest.cycles / kernel_sum.cycles if longest.cycles and kernel_sum.cycles else 1.0
@@ -284,7 +284,7 @@ def find_launch_bound(counters: LaunchCounters, interval_seconds: float | None =
         return bound
     return Bound(
         bound.limiter,
-        f"{bound.evidence}, in {shorten_kernel_name(longest.name)} ({share:.0%} of the launch's cycles)",
+        f"{bound.evidence}, in {shorten_kernel_name(longest.name)} ({100 * share:.0f} % of the launch's cycles)",
     )
 
 

@@ -216,7 +216,7 @@ def _draw_parts(
             (drawn,) = axes.barh(place, height, _PAGE_BAR_INCHES, left=bottom, **bar_style)
         else:
             (drawn,) = axes.bar(place, height, 0.7, bottom=bottom, **bar_style)
-        share = f" ({height / bar.height:.1%})" if len(bar.parts) > 1 and bar.height else ""
+        share = f" ({100 * height / bar.height:.1f} %)" if len(bar.parts) > 1 and bar.height else ""
         TOOLTIPS_BY_ARTIST[drawn] = [f"{bar.label}, {name}: {format_four_digits(height)} {chart.unit}{share}"]
         if height > min_labeled_height and (len(bar.parts) > 1 or bar.note):
             ink, middle = "white" if alpha == 1 else "#222222", bottom + height / 2
@@ -302,8 +302,13 @@ class RangeChart(Picture):
     def make_legend(self) -> LegendEntries:
         styles = choose_styles(row.style_key for row in self.rows)
         names = dict.fromkeys(row.style_key for row in self.rows)
-        square = {"marker": "s"} if self.has_bars else {}
-        return [(name, {"linewidth": 0, "markersize": 7, **vars(styles[name]), **square}) for name in names]
+        return [
+            (
+                name,
+                {"linewidth": 0, "markersize": 7, **vars(styles[name]), **({"marker": "s"} if self.has_bars else {})},
+            )
+            for name in names
+        ]
 
 
 def _draw_ranges(axes: Axes, chart: RangeChart) -> None:

@@ -346,7 +346,7 @@ def _format_tooltip(line: Line, point: Point, panel: Panel, axis: Axis) -> str:
 
 
 def _draw_best_point_star(axes: Axes, panel: Panel, best: Point, can_be_hollow: bool) -> None:
-    share = f"\n{best.y / panel.peak:.0%} of the datasheet" if panel.peak else ""
+    share = f"\n{100 * best.y / panel.peak:.0f} % of the datasheet" if panel.peak else ""
     face, edge = ("white", "#222222") if can_be_hollow and best.high <= best.low else ("#222222", "white")
     axes.plot(best.x, best.y, marker="*", markersize=17, markerfacecolor=face, markeredgecolor=edge, zorder=6)
     is_right = axes.transAxes.inverted().transform(axes.transData.transform((best.x, best.y)))[0] > 1 / 2
@@ -360,7 +360,7 @@ def _draw_reference_lines(axes: Axes, panel: Panel) -> None:
     if panel.peak is not None and panel.peak < top:
         axes.axhline(panel.peak, **PEAK_LINE_STYLE)
         _write_text(axes, f"datasheet {panel.peak:.4g}", (right, panel.peak), (-5, 4))
-        share = f", {panel.ceiling / panel.peak:.0%} of the datasheet" if panel.ceiling else ""
+        share = f", {100 * panel.ceiling / panel.peak:.0f} % of the datasheet" if panel.ceiling else ""
     if panel.ceiling is not None:
         axes.axhline(panel.ceiling, **CEILING_LINE_STYLE)
         # Markers of the first measurements may be where the label is, so draw the label behind them.

@@ -65,12 +65,14 @@ def choose_regimes(rows: Sequence[Measurement], requested: str | None) -> list[s
 
 def select_rows_to_draw(rows: Sequence[Measurement], requested: str | None) -> tuple[list[str], list[Measurement]]:
     """Return the regimes to draw and their rows that have a rate. Leave out references (rows that a run repeats to
-    measure drift). As in tables, leave out rows that a search measured again to choose or to confirm a ceiling, unless
-    there are no other rows. Raises UsageError if the requested regime, or every regime, has no rate.
+    measure drift). As in tables, leave out rows that a search measured again to choose or to confirm a ceiling, and
+    regimes with only such rows, unless there are no other rows. Raises UsageError if the requested regime, or every
+    regime, has no rate.
     """
     regimes = choose_regimes(rows, requested)
     candidates = [row for row in rows if row.ok and not row.is_reference and row.regime in regimes]
-    return regimes, [row for row in candidates if not row.phase] or candidates
+    drawn = [row for row in candidates if not row.phase] or candidates
+    return [name for name in regimes if any(row.regime == name for row in drawn)], drawn
 
 
 def describe_machine_briefly(header: Mapping[str, Any]) -> str:
@@ -190,9 +192,8 @@ def make_find_chart(
         + ("" if each.interval.is_known else "; its interval is unknown, so run 'mamf find' again")
         for name, each in confirmed.items()
     ]
-    title = f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed")
     return Chart(
-        title,
+        f"The ceiling of {rows[0].problem.dtype}" + (f": {answers}" if answers else " was not confirmed"),
         describe_machine_briefly(header),
         Axis("measurement, in the order taken", is_shared=False),
         (tuple(panels),),
@@ -247,7 +248,14 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
         describe_machine_briefly(header),
         axis,
         tuple(tuple(make_panel(problem, name) for name in regimes) for problem in problems),
-        notes=tuple(describe_row_failures(rows, {row.kernel for row in rows})),
+        notes=(
+            *(
+                f"{name} is not drawn, because only its ceilings were measured"
+                for name in choose_regimes(rows, regime)
+                if name not in regimes
+            ),
+            *describe_row_failures(rows, {row.kernel for row in rows}),
+        ),
     )
 
 

@@ -139,7 +139,7 @@ def find(
             for row in rows:
                 if on_row is not None:
                     on_row(row)
-        cache_ceilings(path, functools.partial(warnings.warn, category=MamfWarning))
+        cache_ceilings(path, _warn_caller)
     return ceiling_search.ceiling
 
 
@@ -207,18 +207,17 @@ def search(
 
 
 def _start_run(run: Run) -> Generator[Measurement, None, None]:
-    """Return an iterator that measures the rows of a run. Warn about each problem that mamf found with the machine.
-
-    The warnings name the line outside of mamf that started the run.
-    """
+    """Return an iterator that measures the rows of a run. Warn about each problem that mamf found with the machine."""
     rows = run.yield_measurements()
     for finding in select_warnings(run.findings):
-        is_in_mamf = (
-            str(each.frame.f_globals.get("__name__")).startswith("mamf.") for each in inspect.stack(context=0)
-        )
-        mamf_frame_count = [*is_in_mamf, False].index(False)
-        warnings.warn(format_check_result(finding), MamfWarning, stacklevel=mamf_frame_count + 1)
+        _warn_caller(format_check_result(finding))
     return rows
+
+
+def _warn_caller(text: str) -> None:
+    """Warn with a MamfWarning that names the line outside of mamf whose call led here."""
+    is_in_mamf = (str(each.frame.f_globals.get("__name__")).startswith("mamf.") for each in inspect.stack(context=0))
+    warnings.warn(text, MamfWarning, stacklevel=[*is_in_mamf, False].index(False) + 1)
 
 
 class CeilingSearch:
@@ -338,7 +337,7 @@ def measure_kernels(
         references = get_ceiling_kernels(
             {ceiling.kernel for ceiling in ceilings_by_key.values()},
             convert_to_tuple("ceiling_kernel", ceiling_kernel) or (),
-            functools.partial(warnings.warn, category=MamfWarning),
+            _warn_caller,
         )
         run.make_run_strategy, run.known_ceilings = (
             lambda setup: RowsStrategy(setup, ceilings_by_key, references),

@@ -60,8 +60,11 @@ class CommandHelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Format help like argparse, but list the choices of an option with several values only once."""
 
     def _format_args(self, action: argparse.Action, default_metavar: str) -> str:
-        text = super()._format_args(action, default_metavar)
-        return f"{{{','.join(action.choices)}}} ..." if action.choices and action.nargs == "+" else text
+        return (
+            f"{{{','.join(action.choices)}}} ..."
+            if action.choices and action.nargs == "+"
+            else super()._format_args(action, default_metavar)
+        )
 
 
 class CommandParser(argparse.ArgumentParser):

@@ -153,5 +153,4 @@ def _build_cache_path(info: DeviceInfo, torch: str | None, problem: Any, regime:
         make_dtype_label(problem),
         problem.out_dtype,
     ]
-    digest = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
-    return get_cache_folder() / f"{digest}-{regime}.jsonl"
+    return get_cache_folder() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}-{regime}.jsonl"

@@ -249,8 +249,9 @@ def _yield_standalone_findings(device: NodeDevice) -> Iterator[NodeFinding]:
         yield NodeFinding(WARN, device.label, text)
     for reason, share in device.throttled.items():
         if reason not in _EXPECTED_THROTTLE_REASONS and share >= _MIN_THROTTLED_SHARE:
-            text = f"{device.full_label}: throttled {100 * share:.0f} % of the time by {reason}"
-            yield NodeFinding(WARN, device.label, text)
+            yield NodeFinding(
+                WARN, device.label, f"{device.full_label}: throttled {100 * share:.0f} % of the time by {reason}"
+            )
 
 
 def _is_comparable_figure(device: NodeDevice, figure: str) -> bool:

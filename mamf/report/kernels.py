@@ -30,6 +30,7 @@ from mamf.report.document import (
     format_count,
     format_four_digits,
     format_percent,
+    format_rate,
     label_kernel,
     make_rate_column,
     make_rate_key,
@@ -375,6 +376,14 @@ def make_kernels_document(
         answers += describe_best_rows(group, shares) if group[0].ok and (regime, problem) not in with_ceiling else []
     for regime in dict.fromkeys(row.regime for row in rows):
         answers += describe_drift([row for row in rows if row.is_reference and row.regime == regime])
+    search_note = next(
+        (
+            f": the run ended while it searched for the ceiling; the best rate so far is "
+            f"{format_rate(row.best_rate, row.work.unit)} @ {row.shape}"
+            for row in rank_rows(row for row in rows if row.ok and row.phase)
+        ),
+        "",
+    )
     blocks: list[Block] = [
         Lines(head),
         *([make_ceiling_table(list(confirmed_ceilings.values()), header)] if confirmed_ceilings else []),
@@ -402,7 +411,7 @@ def make_kernels_document(
         Answer(
             [
                 *answers,
-                *([] if answers or with_ceiling else [f"no row of {operation} was measured"]),
+                *([] if answers or with_ceiling else [f"no row of {operation} was measured{search_note}"]),
                 describe_run_end(summary, left_noun="measurement" if confirmed_ceilings is None else "ceiling"),
             ]
         ),

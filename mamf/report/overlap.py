@@ -118,8 +118,12 @@ def describe_predicted_steps(pairs: Sequence[OverlapPair], flop: float, nbytes: 
     duration with overlap, the measured matmul from which it was predicted, and the duration without overlap.
     """
     # All pairs with the same matmul measure the same duration of the matmul alone: take the median.
-    pairs_and_seconds = ((pair.work_names[0], pair.rows[MATMUL_WORK, True].seconds) for pair in pairs)
-    matmul_seconds = {name: statistics.median(group) for name, group in group_pairs(pairs_and_seconds).items()}
+    matmul_seconds = {
+        name: statistics.median(group)
+        for name, group in group_pairs(
+            (pair.work_names[0], pair.rows[MATMUL_WORK, True].seconds) for pair in pairs
+        ).items()
+    }
     for other, same_work in group_pairs((pair.work_names[1], pair) for pair in pairs).items():
         predictions = [
             (*pair.predict_step_seconds(flop, nbytes, matmul_seconds[pair.work_names[0]]), pair) for pair in same_work

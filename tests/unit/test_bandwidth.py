@@ -89,7 +89,7 @@ def test_bandwidth_has_an_axis_a_peak_and_columns(bandwidth, backend):
     assert bandwidth.find_peak_rate(H200, BandwidthProblem()) == pytest.approx(4.8e12)
     row = measure(backend, BandwidthProblem("read", warm=2), shape)
     assert bandwidth.make_columns(row) == {"passes": 2}
-    assert bandwidth.make_columns(row, backend.info)["of theoretical"] == f"{row.best_rate / 3.35:.1%}"
+    assert bandwidth.make_columns(row, backend.info)["of theoretical"] == f"{100 * row.best_rate / 3.35:.1f} %"
     assert "passes" not in bandwidth.make_columns(replace(row, problem=BandwidthProblem("read")))
 
 

@@ -195,7 +195,8 @@ class _MatmulSearchSession(Session):
         print_line(f"kernels: {kernel_names}")
         size_limit = f", up to {grid.most_flop / 1e12:.3g} TFLOP each" if grid.most_flop < float("inf") else ""
         print_line(
-            f"shapes: {len(grid.list_shapes())}, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}{size_limit}"
+            f"shapes: {len(grid.list_shapes())}, sizes {grid.m[0]} to {grid.m[-1]} in steps of {grid.m[0]}, K also to "
+            f"{grid.k[-1]}{size_limit}; also the fastest shapes of earlier searches, if any"
         )
         print_line(f"ceilings: {', '.join(self.plan.regimes)}; time: at most {self.plan.budget_seconds:.0f} s")
 

@@ -147,8 +147,16 @@ def run_with_options(options: argparse.Namespace) -> int:
             )
         roofline_points += points_of_log
     header, warnings = logs[0].header, dict.fromkeys(warning for log in logs for warning in list_warnings(log))
+    interrupted = (
+        f"{log.path}: the run was interrupted, so its ceilings may be too low"
+        for log in logs
+        if log.tier == "interrupted"
+    )
     print_document(
-        options, make_roofline_document(roofs, roofline_points, [describe_machine(header), *warnings], options.top)
+        options,
+        make_roofline_document(
+            roofs, roofline_points, [describe_machine(header), *warnings, *interrupted], options.top
+        ),
     )
     if export_path:
         architecture = make_tracelens_architecture(roofs, header["device"]["memory_bytes"])

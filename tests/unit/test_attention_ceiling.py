@@ -161,6 +161,8 @@ def test_an_interrupted_search_resumes_with_the_rows_it_has(whole, attention, re
     code, out, _ = attention()
     assert code == 130
     assert "interrupted: by the user; 0 measurements in " in out
+    best_so_far = max(row.best_rate for row in read_log(tmp_path).measurements if row.ok)
+    assert f"the best rate so far is {best_so_far:.1f} TFLOPS @ " in out
     assert "4 measurements left: continue with --resume" in out
     before = read_log(tmp_path)
     assert {row.phase for row in before.measurements} <= {"scout", "refine", "choose", "confirm"}

@@ -9,6 +9,7 @@ import math
 import os
 import re
 import socket
+import statistics
 import subprocess
 import sys
 from dataclasses import replace
@@ -192,6 +193,18 @@ def test_a_predicted_step_ends_with_the_rest_of_the_longer_workload():
     rest_of_matmul_seconds = 10 * matmul_seconds - both_seconds * TwoQueues.kept[OWN]
     assert with_overlap == pytest.approx(both_seconds + rest_of_matmul_seconds, rel=0.01)
     assert pair.predict_step_seconds(flop, 1e-9, matmul_seconds)[0] == pytest.approx(matmul_seconds, rel=0.01)
+
+
+def test_all_predictions_use_one_rate_of_the_matmul_alone():
+    results = Path(__file__).parents[2] / "results" / "nvidia-h200"
+    log = read_run_log(results / "overlap-bfloat16-sustained-20261124-023603.jsonl")
+    flop, nbytes = 4e15, 1.6e10
+    pairs = [pair for pair in find_complete_pairs(log.measurements) if pair.work_names == (LARGE, "all_reduce")]
+    (text,) = describe_predicted_steps(pairs, flop, nbytes)
+    milliseconds = [float(each) for each in re.findall(r"([\d.]+) ms", text)]
+    matmul_milliseconds = statistics.median(flop / pair.rows["products", True].best_rate / 1e9 for pair in pairs)
+    least_transfer = min(nbytes / pair.rows["other", True].best_rate / 1e9 for pair in pairs)
+    assert milliseconds[1] == pytest.approx(matmul_milliseconds + least_transfer, rel=1e-3)
 
 
 def test_an_interval_above_half_of_the_share_is_unknown_and_not_drawn(monkeypatch):

@@ -1,6 +1,7 @@
 """Test the data of charts and, if matplotlib is installed, that their pictures are legible."""
 
 import itertools
+import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -20,11 +21,12 @@ from mamf.measurement import Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape
 from mamf.report.charts.attention import make_attention_chart
-from mamf.report.charts.clocks import ClockChart, ClockPoint
-from mamf.report.charts.logs import make_find_chart, make_sweep_chart
+from mamf.report.charts.clocks import ClockChart, ClockPoint, make_clock_chart
+from mamf.report.charts.logs import make_find_chart, make_kernels_chart, make_sweep_chart
 from mamf.report.charts.picture import draw_figure
 from mamf.statistics import Interval, summarize_samples
 
+RESULTS = Path(__file__).parents[2] / "results" / "nvidia-h200"
 DEVICE = {"backend": "cuda", "index": 0, "name": "H100", "vendor": "NVIDIA", "uuid_hash": None, "driver": "580"}
 H200 = {"device": DEVICE | {"name": "NVIDIA H200", "compute_units": 132}, "environment": {}}
 HEADER = {"device": DEVICE, "environment": {"packages": {"torch": "2.11"}}}
@@ -165,6 +167,31 @@ def test_a_find_is_drawn_in_the_order_of_its_measurements():
     assert chart.title == "The ceiling of bfloat16: 800.0 TFLOPS burst"
     assert make_find_chart(rows, {}, HEADER).title == "The ceiling of bfloat16 was not confirmed"
     assert make_find_chart(rows, {}, H200).panels[0].peak == 989.0
+    noisy = make_find_chart(rows, {"burst": replace(CEILING, interval=Interval(1.0, math.inf, 0.95))}, HEADER)
+    assert noisy.title == "The ceiling of bfloat16: 800.0 TFLOPS burst (interval unknown)"
+    assert "its interval is unknown, so run 'mamf find' again" in noisy.notes[0]
+
+
+def test_a_search_of_kernels_is_drawn_from_its_first_measurements():
+    log = read_run_log(RESULTS / "bandwidth-find-float32-burst-sustained-20261121-203429.jsonl")
+    chart = make_kernels_chart(log.measurements, log.header)
+    assert chart.title == "bandwidth, burst"
+    assert chart.notes[0] == "sustained is not drawn, because only its ceilings were measured"
+    (read_panel,) = (panel for panel in chart.panels if panel.title == "pattern read")
+    drawn = {(line.name, point.x): point.y for line in read_panel.lines for point in line.points}
+    first = {
+        (row.kernel, float(row.shape.nbytes)): row.best_rate
+        for row in log.measurements
+        if (row.problem.pattern, row.phase) == ("read", "")
+    }
+    assert drawn == pytest.approx(first)
+
+
+def test_the_labels_of_cycles_name_what_differs_and_a_note_counts_rows_without_a_clock():
+    chart = make_clock_chart(read_run_log(RESULTS.parents[1] / "docs" / "autoprofile-h200" / "kernels.jsonl"))
+    points = [(point.kernel, point.label) for point in chart.points]
+    assert len(points) == len(set(points)) and ("flash-attn-3", "16k d128 fwd") in points
+    assert chart.notes[1] == "45 more rows without a measured clock (--clock all measures it)."
 
 
 def test_another_statistic_has_no_interval_of_the_median():

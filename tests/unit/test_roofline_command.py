@@ -141,6 +141,7 @@ def test_a_bandwidth_log_gives_a_memory_roof(run, folder):
     code, out, err = run("roofline", "--ceiling", CEILING_LOGS[0], "bandwidth.jsonl")
     assert code == 0, err
     assert any(line.startswith("memory ") and "4GiB, read" in line for line in out.splitlines())
+    assert "was interrupted" not in out
 
 
 def test_ctrl_c_ends_all_finds_and_shows_what_is_known(run, folder, monkeypatch):
@@ -181,6 +182,8 @@ def test_rows_that_read_memory_give_a_roof_even_if_no_ceiling_is_confirmed(run, 
     (folder / "half" / "memory.jsonl").write_text("".join(row_lines[:4]))
     code, out, _ = run("roofline", "--output-folder", "half", "--budget", "0.01s")
     assert code == 0 and any(line.startswith("memory ") for line in out.splitlines()), out
+    assert "memory: the highest of single measurements, not a ceiling that a search confirmed" in out
+    assert "memory.jsonl: the run was interrupted, so its ceilings may be too low" in out
 
 
 def test_a_log_of_another_card_is_refused_before_anything_is_measured(run, folder):

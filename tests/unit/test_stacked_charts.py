@@ -50,6 +50,15 @@ def test_a_phase_is_the_difference_to_the_phase_that_it_contains(phases, expecte
     assert any("differences" in note for note in notes) == (len(phases) > 1)
 
 
+def test_a_chart_of_one_phase_names_it_and_draws_its_interval():
+    row = make_row("forward")
+    chart = make_model_chart([row], KNOWN_CEILINGS, HEADER)
+    assert chart.title.startswith("A model's forward: ")
+    assert make_model_chart(STEP_ROWS, KNOWN_CEILINGS, HEADER).title.startswith("A model's step by phase: ")
+    ((bar,),) = (panel.bars for panel in chart.panels)
+    assert bar.interval == pytest.approx((1e3 * row.interval.low, 1e3 * row.interval.high))
+
+
 def test_steps_of_one_context_length_stand_side_by_side_with_their_shares():
     rows = [*STEP_ROWS, make_row("step", kernel="compiled", milliseconds=30.0)]
     chart = make_model_chart(rows, KNOWN_CEILINGS, HEADER)

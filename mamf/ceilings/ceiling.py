@@ -47,7 +47,7 @@ from mamf.statistics import (
 #: The ceilings of matmuls by dtype (as ``make_dtype_label`` formats it) and regime.
 Ceilings = Mapping[tuple[str, str], "Ceiling"]
 #: A row can reach more than 100 % of a ceiling, because the speed of the card may have changed since the ceiling was
-#: measured. A share above this limit means that the ceiling is wrong.
+#: measured. A share above this limit means that the ceiling is too low.
 MAX_SHARE_OF_CEILING = 1.1
 #: Reports mention that the speed of a card has drifted if the speed has changed by more than MAX_DRIFT_SHARE. If it has
 #: changed by more than MAX_COMPARABLE_DRIFT_SHARE, they also advise against comparing the row with others.

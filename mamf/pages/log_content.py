@@ -59,7 +59,7 @@ from mamf.report.overlap import format_kept_rate_ranges
 from mamf.report.page import CopyableCommand, Fact, PagePart, Section
 from mamf.report.rows import describe_cache_doubt, describe_row_interval, make_group_title, select_ranked_rows
 from mamf.report.shares import (
-    WRONG_CEILING_TEXT,
+    LOW_CEILING_TEXT,
     ShareCalculator,
     divide_by_peak,
     make_problem_title_in_words,
@@ -234,13 +234,13 @@ def _list_profile_facts(profile: Profile, title: str) -> list[Fact]:
         "ms",
         [title, f"measured with{'out' if is_timed else ''} the profiler"],
     )
-    is_wrong = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
+    is_ceiling_too_low = profile.mamfu is not None and profile.mamfu > MAX_SHARE_OF_CEILING
     ceilings = [
         f"share of {format_rate(each.tflops, 'TFLOPS')}, {each.dtype} {each.regime}" for each in profile.ceilings
     ]
     share = (
-        Fact("MAMFU of a step", UNKNOWN_INTERVAL, "", [WRONG_CEILING_TEXT])
-        if is_wrong
+        Fact("MAMFU of a step", UNKNOWN_INTERVAL, "", [LOW_CEILING_TEXT])
+        if is_ceiling_too_low
         else Fact("MAMFU of a step", f"{100 * (profile.mamfu or 0):.1f}", "%", ceilings)
     )
     costs = [row for row in profile.classes if row.name in (IDLE_LABEL, COMMUNICATION)]

@@ -59,7 +59,7 @@ from mamf.report.document import (
     make_interval_columns,
     split_shared_parts,
 )
-from mamf.report.shares import WRONG_CEILING_TEXT, describe_missing_roofs, format_drift
+from mamf.report.shares import LOW_CEILING_TEXT, describe_missing_roofs, format_drift
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -216,7 +216,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
         )
     # Rows whose arrays are in a cache can exceed the memory roof, but no row can be this far above the compute roof.
     if any(point.bound == COMPUTE_BOUND and (point.roof_share or 0.0) > MAX_SHARE_OF_CEILING for point in known):
-        yield f"compute roof: {WRONG_CEILING_TEXT}"
+        yield f"compute roof: {LOW_CEILING_TEXT}"
     if drifted_count := sum(point.has_drifted for point in known):
         yield (
             f"{format_drift()} since the ceiling was measured: do not compare the rates of "

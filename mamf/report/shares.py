@@ -151,9 +151,10 @@ def describe_clock(conditions: Conditions) -> str:
     return f"{used}{conditions.true_clock_hz / 1e6:.0f} MHz{f' (requested: {requested})' if requested else ''}"
 
 
-#: Reports show this text in place of a share that is far above 1. Such a share means that the ceiling is wrong.
-WRONG_CEILING_TEXT = (
-    f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is wrong: measure it again"
+#: Reports show this text in place of a share that is far above 1. Such a share means that the ceiling is too low.
+LOW_CEILING_TEXT = (
+    f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is too low, and all shares "
+    "of it are too high: measure it again"
 )
 
 
@@ -208,7 +209,7 @@ class ShareCalculator:
         return max(shares.items(), key=lambda item: item[1])
 
     def describe_share(self, row: Measurement) -> str:
-        """Return the MAMFU of a row in words, or its MBU if that is higher. Say that the ceiling is wrong if MAMFU
+        """Return the MAMFU of a row in words, or its MBU if that is higher. Say that the ceiling is too low if MAMFU
         exceeds MAX_SHARE_OF_CEILING.
 
         If the kernel multiplies in a dtype other than the row's dtype, MAMFU may be above 1 although the ceiling is
@@ -222,7 +223,7 @@ class ShareCalculator:
         if "product_dtypes" in row.details:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
         return (
-            f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE_OF_CEILING else WRONG_CEILING_TEXT
+            f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE_OF_CEILING else LOW_CEILING_TEXT
         )
 
     def find_ceiling_tflops(self, row: Measurement) -> float | None:

@@ -170,7 +170,7 @@ def test_a_ceiling_is_wrong_only_if_rows_are_far_above_the_compute_roof(bound, i
         replace(each, roof_rate=each.row.comparable_rate / 1.2, bound=bound)
         for each in select_roofline_points(DECODE, ROOFS, {})
     ]
-    assert ("so the ceiling is wrong" in render_roofline("table", ROOFS, points, "head")) == is_ceiling_wrong
+    assert ("so the ceiling is too low" in render_roofline("table", ROOFS, points, "head")) == is_ceiling_wrong
 
 
 def test_the_table_says_how_many_rows_were_measured_while_the_device_was_slower():

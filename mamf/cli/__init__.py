@@ -185,10 +185,12 @@ def run_command(typed_words: Sequence[str], crashed_run: watching.CrashedRun | N
         options.resume, options.new_log_reason, options.given_names = crashed_run.log_path, "", set()
     convert_errors = importlib.import_module("mamf.plugins.contracts").convert_plugin_errors
     with convert_errors("a plugin or a library", "it", unconverted_errors=(Exception, KeyboardInterrupt)):
-        run_with_options = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
-        if hasattr(options, "share"):
-            return int(importlib.import_module("mamf.cli.devices").measure_on_devices(options, run_with_options))
-        return int(run_with_options(options))
+        # A library that is being imported may catch the exception of Ctrl-C, so raise it again after the imports.
+        with watching.SignalHandler() as signal_handler:
+            run_with_options = importlib.import_module(f"mamf.cli.commands.{options.module}").run_with_options
+            devices = importlib.import_module("mamf.cli.devices") if hasattr(options, "share") else None
+            signal_handler.raise_if_interrupted()
+        return int(devices.measure_on_devices(options, run_with_options) if devices else run_with_options(options))
 
 
 def _choose_resume_or_new_log(options: argparse.Namespace) -> None:

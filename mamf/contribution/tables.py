@@ -307,6 +307,8 @@ _LEGACY_COLUMNS: list[Column[tuple[FinderRun, Path, str]]] = [
 
 
 _MAX_SHIPPED_SHAPES = 6
+#: The least gain of the best kernel over the default kernel, as a share, for which other cards must have tried it too.
+_MIN_COMPARED_GAIN = 0.05
 
 
 def make_contributed_csv(collection: ResultsCollection) -> str:
@@ -330,7 +332,17 @@ def make_contributed_csv(collection: ResultsCollection) -> str:
         fastest = sorted(group, key=lambda entry: entry.rate, reverse=True)
         best, shapes = fastest[0], list(dict.fromkeys(str(entry.row.shape) for entry in fastest))[:_MAX_SHIPPED_SHAPES]
         assert best.interval is not None, "rates without an interval were dropped above"
-        cards = {entry.uuid_hash: entry.rate for entry in reversed(fastest)}
+        # If another kernel gains much over the default kernel, only searches that tried the best kernel are comparable.
+        gain = max(
+            each.ceiling.gain_over_default or 0.0
+            for each in kept
+            if each.ceiling and (each.device, each.dtype) == (device, dtype)
+        )
+        cards = {
+            entry.uuid_hash: entry.rate
+            for entry in reversed(fastest)
+            if gain < _MIN_COMPARED_GAIN or any(map(best.row.kernel.startswith, entry.header["plan"]["kernels"]))
+        }
         clock_hz = max(each.header["device"]["max_clock_hz"] or 0 for each in group)
         rows.append(
             {

@@ -193,8 +193,7 @@ def judge_pair(pair: RowPair, tolerance: float) -> GuardOutcome:
 def is_interval_too_wide(pair: RowPair, tolerance: float) -> bool:
     """Return whether the interval of the ratio is too wide to tell if the row is slower by more than the tolerance."""
     interval = pair.interval
-    is_open = interval.low < 1 - tolerance <= interval.high
-    is_too_wide = is_open and pair.ratio - interval.low > tolerance * pair.ratio
+    is_too_wide = interval.low < 1 - tolerance <= interval.high and pair.ratio - interval.low > tolerance * pair.ratio
     return is_too_wide or interval.coverage < MIN_INTERVAL_COVERAGE or not pair.has_known_intervals
 
 

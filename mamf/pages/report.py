@@ -130,7 +130,7 @@ def _make_ranks_page(path: Path) -> Page:
 def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) -> Page:
     """Return a page with the figures of all logs side by side, and a section for each log and each folder."""
     rows = [
-        *((source.name, source.title, "; ".join(source.intro_lines)) for source in sources),
+        *((each.name, each.title, "; ".join(filter(None, (each.verdict, *each.intro_lines)))) for each in sources),
         *((page.title, page.verdict, "; ".join(page.intro_lines)) for page in pages),
     ]
     compared = _make_log_comparison(sources)
@@ -150,6 +150,7 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
         *(_join_sections(page.title, page.sections) for page in pages),
     ]
     answers = [text for block in compared if isinstance(block, Answer) for text in block.texts]
+    failures = [f"{source.name}: {source.verdict}" for source in sources if source.verdict_color == "bad"]
     facts, intro_lines = [] if answers else _collect_headline_facts(sources), answers[1:]
     if len(facts) > MAX_HEADLINE_FIGURES:
         facts = _choose_highest_facts(sources)
@@ -170,7 +171,8 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
             *intro_lines,
         ],
         facts[:MAX_HEADLINE_FIGURES],
-        verdict=answers[0] if answers else "",
+        verdict="; ".join(failures) or (answers[0] if answers else ""),
+        verdict_color="bad" if failures else "",
         sections=sections,
     )
 

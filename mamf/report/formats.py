@@ -67,8 +67,9 @@ def _format_terminal_table(block: Table[Any], width: int | None) -> tuple[str, l
         # Wrap long cells in the last column at spaces, and align the further lines with the first one.
         widths = [_measure_column_width(each, rows) + len(COLUMN_GAP) for each in shown_columns[:-1]]
         indent = min(sum(widths), width // 2)
-        lines = table_text.splitlines()
-        table_text = "".join(f"{wrap_line(each, width, indent - len(each) + len(each.lstrip()))}\n" for each in lines)
+        table_text = "".join(
+            f"{wrap_line(each, width, indent - len(each) + len(each.lstrip()))}\n" for each in table_text.splitlines()
+        )
     text = _format_lines([block.title] if block.title else [], width) + table_text + _format_lines(block.notes, width)
     return text, list(dict.fromkeys(column.title for column in columns if column not in shown_columns))
 

@@ -394,7 +394,7 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
     for device in header["devices"]:
         known = [
             device["name"],
-            f"{device['compute_units']} compute units" if device["compute_units"] else "",
+            format_count(device["compute_units"], "compute unit") if device["compute_units"] else "",
             f"{device['power_limit_watts']:.0f} W limit" if device["power_limit_watts"] else "",
             f"uuid {device['uuid_hash']}" if device["uuid_hash"] else "",
         ]

@@ -150,8 +150,10 @@ class AttentionShape:
         kv = "" if self.kv_heads == self.heads else f"kv{self.kv_heads}"
         value = "" if self.head_dim_v == self.head_dim else f"v{self.head_dim_v}"
         window = "" if self.window is None else f"w{self.window}"
-        causal = "c" if self.causal else ""
-        return f"b{self.batch}h{self.heads}{kv}q{self.seqlen_q}k{self.seqlen_k}d{self.head_dim}{value}{causal}{window}"
+        return (
+            f"b{self.batch}h{self.heads}{kv}q{self.seqlen_q}k{self.seqlen_k}d{self.head_dim}{value}"
+            f"{'c' if self.causal else ''}{window}"
+        )
 
     @classmethod
     def parse(cls, text: str) -> AttentionShape:
@@ -483,8 +485,10 @@ class AttentionOperation(FlopOperation[AttentionProblem, AttentionShape]):
             if shape.seqlen_q == shape.seqlen_k
             else f"{shape.seqlen_q} queries and {shape.seqlen_k} keys"
         )
-        head_dims = f"head dimension {shape.head_dims}"
-        return f"batch {shape.batch}, {shape.heads} heads{kv}, {length}, {head_dims}, {shape.mask_description}"
+        return (
+            f"batch {shape.batch}, {shape.heads} heads{kv}, {length}, head dimension {shape.head_dims}, "
+            f"{shape.mask_description}"
+        )
 
     def find_axis_position(self, shape: AttentionShape) -> float:
         return float(shape.seqlen_k)

@@ -161,10 +161,9 @@ class DecodeShape:
                 f"{text!r} is not a decode shape: write it like b64h32kv8q1c8192d128p16{advise_against_commas(text)}"
             )
         batch, heads, kv, queries, cache, letter, d, v, latent, page = match.groups()
-        digits = (batch, heads, kv or heads, queries, cache, d, v or d)
-        sizes = dict(zip(_SIZE_FIELD_NAMES, map(parse_digits, digits), strict=True))
+        sizes = map(parse_digits, (batch, heads, kv or heads, queries, cache, d, v or d))
         return cls(
-            **sizes,
+            **dict(zip(_SIZE_FIELD_NAMES, sizes, strict=True)),
             lengths=LENGTH_DISTRIBUTION_BY_LETTER[letter],
             page_size=parse_digits(page) if page else None,
             is_latent=bool(latent),

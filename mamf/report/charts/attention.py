@@ -151,8 +151,13 @@ def _make_bar_panel(panel: Panel) -> StackedPanel:
     for line in sorted(panel.lines, key=lambda line: -line.points[0].y):
         (only,) = line.points
         share = f" ({100 * only.y / panel.ceiling:.1f} % MAMFU)" if panel.ceiling else ""
-        interval = (only.low, only.high) if only.low < only.high else None
-        bars.append(StackedBar(f"{line.name}{share}", ((line.name, only.y),), interval=interval))
+        bars.append(
+            StackedBar(
+                f"{line.name}{share}",
+                ((line.name, only.y),),
+                interval=(only.low, only.high) if only.low < only.high else None,
+            )
+        )
     return StackedPanel(panel.title, tuple(bars))
 
 

@@ -155,7 +155,11 @@ def _draw_bars(axes: Axes, panel: StackedPanel, chart: StackedChart) -> None:
         _MIN_LABEL_LINE_CHARACTERS,
         int(_MAX_CHARACTERS_OF_ALL_LABELS * compute_panel_width_share(axes)) // len(panel.bars),
     )
-    axes.set_xticks(range(len(panel.bars)), labels=[textwrap.fill(bar.label, line_characters) for bar in panel.bars])
+    # A number stays on one line with its percent sign and the word that follows.
+    axes.set_xticks(
+        range(len(panel.bars)),
+        labels=[textwrap.fill(bar.label.replace(" % ", "\u00a0%\u00a0"), line_characters) for bar in panel.bars],
+    )
 
 
 def _draw_bar(axes: Axes, x: int, bar: StackedBar, chart: StackedChart, top: float) -> None:

@@ -29,7 +29,7 @@ from mamf.report.charts.lines import (
     make_even_ticks,
     make_labeled_ticks,
 )
-from mamf.report.document import choose_unit, format_four_digits
+from mamf.report.document import choose_unit, format_four_digits, split_shared_parts
 
 _MAX_LISTED_FAILURES = 4
 
@@ -243,8 +243,13 @@ def make_kernels_chart(rows: Sequence[Measurement], header: Mapping[str, Any], r
         peak = find_peak_rate(problem, header)
         return Panel(title, lines, unit=unit, peak=peak and factor * peak)
 
+    _, shared = split_shared_parts(
+        [", ".join(get_operation(each.operation).describe_problem(each)) for each in problems]
+    )
     return Chart(
-        f"{measured[0].operation}, {', '.join(regimes)}",
+        ", ".join(
+            filter(None, (measured[0].operation, shared, *regimes, *dict.fromkeys(each.dtype for each in problems)))
+        ),
         describe_machine_briefly(header),
         axis,
         tuple(tuple(make_panel(problem, name) for name in regimes) for problem in problems),

@@ -175,7 +175,7 @@ def test_a_find_is_drawn_in_the_order_of_its_measurements():
 def test_a_search_of_kernels_is_drawn_from_its_first_measurements():
     log = read_run_log(RESULTS / "bandwidth-find-float32-burst-sustained-20261121-203429.jsonl")
     chart = make_kernels_chart(log.measurements, log.header)
-    assert chart.title == "bandwidth, burst"
+    assert chart.title == "bandwidth, burst, float32"
     assert chart.notes[0] == "sustained is not drawn, because only its ceilings were measured"
     (read_panel,) = (panel for panel in chart.panels if panel.title == "pattern read")
     drawn = {(line.name, point.x): point.y for line in read_panel.lines for point in line.points}

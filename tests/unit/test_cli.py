@@ -1,5 +1,7 @@
 """Test the command line as users see it, with a simulated accelerator and, where necessary, in a separate process."""
 
+import contextlib
+import importlib
 import io
 import os
 import re
@@ -489,3 +491,18 @@ def test_a_process_that_continues_after_a_command_may_have_running_threads():
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert process.stderr == "goes on\n"  # mamf redirects it, because stdout is for reports only
+
+
+def test_ctrl_c_that_a_library_catches_during_an_import_still_ends_the_command(run, monkeypatch):
+    import_module, imported_names = importlib.import_module, []
+
+    def import_and_catch_ctrl_c(name):
+        if name.startswith("mamf.cli.commands."):
+            with contextlib.suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            imported_names.append(name)
+        return import_module(name)
+
+    monkeypatch.setattr(importlib, "import_module", import_and_catch_ctrl_c)
+    assert run("kernels", "--operation", "matmul") == (130, "", "")
+    assert imported_names

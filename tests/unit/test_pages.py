@@ -366,3 +366,12 @@ def test_a_run_whose_page_cannot_be_written_keeps_its_log_and_says_where(monkeyp
     assert main(["sweep", *device, "--shapes", "512x512x512", "--format", "html", "--output", str(log)]) == 2
     assert f"log: {log}" in capsys.readouterr().err
     assert read_run_log(log).tier == "complete"
+
+
+def test_a_page_of_several_logs_begins_with_a_failed_verification():
+    page = make_report_page([FIND, ROOT / "docs" / "verify-h200.jsonl"])
+    failure = "verify FAILED: 1 of 213 problems wrong"
+    assert page.verdict.startswith(f"verify-h200.jsonl: {failure}") and page.verdict_color == "bad"
+    html = render_page(page)
+    assert html.count(failure) >= 3  # at the top, in the table of logs, and in the report of the verification
+    assert make_report_page([FIND, H200 / "find-float16-burst-sustained-20261124-193838.jsonl"]).verdict_color == ""

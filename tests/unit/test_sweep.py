@@ -9,6 +9,7 @@ from mamf.engine.estimate import estimate_run_seconds, measure_matmul_flops
 from mamf.engine.strategies.rows import OneKernelStrategy, RowsStrategy, compute_largest_buffers
 from mamf.errors import UnsupportedError
 from mamf.operations.matmul.shapes import MatmulProblem, MatmulShape, matmul_grid
+from mamf.plugins.discovery import open_backend
 from mamf.testing import Physics, SimulatedBackend, SimulatedMatmul
 from mamf.testing.simulated import SimulatedSensors
 
@@ -154,6 +155,14 @@ def test_a_reference_is_visited_again_and_again(backend):
     assert [row.is_reference for row in rows] == [True, False, False] * 3
     rates = [row.compute_rate("median") for row in rows if row.is_reference]
     assert max(rates) / min(rates) < 1.005
+
+
+def test_a_sweep_on_a_cpu_is_expected_to_use_the_time_limit_of_each_row():
+    plan = make_plan([MatmulShape(size, 64, 64) for size in range(64, 704, 64)])
+    cpu = open_backend("cpu")
+    assert 10.0 <= estimate_run_seconds(plan, plan.list_row_keys(), cpu, flops=1e11) < 20.0
+    limited_plan = dataclasses.replace(plan, seconds=0.1)
+    assert 1.0 <= estimate_run_seconds(limited_plan, plan.list_row_keys(), cpu, flops=1e11) < 10.0
 
 
 @pytest.mark.parametrize("regime", ["burst", "sustained", "classic"])

@@ -192,6 +192,11 @@ def test_the_labels_of_cycles_name_what_differs_and_a_note_counts_rows_without_a
     points = [(point.kernel, point.label) for point in chart.points]
     assert len(points) == len(set(points)) and ("flash-attn-3", "16k d128 fwd") in points
     assert chart.notes[1] == "45 more rows without a measured clock (--clock all measures it)."
+    log = read_run_log(RESULTS / "decode-bfloat16-burst-20261129-101202.jsonl")
+    conditions = replace(log.measurements[0].conditions, used_cycle_share=0.5, true_clock_hz=1.5e9)
+    row = replace(next(row for row in log.measurements if row.operation == "decode" and row.ok), conditions=conditions)
+    (point,) = make_clock_chart(replace(log, measurements=[row])).points
+    assert point.label == str(row.shape)
 
 
 def test_another_statistic_has_no_interval_of_the_median():

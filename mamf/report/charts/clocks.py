@@ -139,7 +139,7 @@ def _make_clock_point(row: Measurement, has_length: bool, field_texts: Sequence[
         "make_clock_chart selects rows with a measured clock"
     )
     # Label attention with its head dimension and mask, and other operations with the whole shape.
-    is_attention = hasattr(row.shape, "head_dim")
+    is_attention = hasattr(row.shape, "causal")  # and not attention over a cache
     size = f"d{row.shape.head_dim}{'c' * row.shape.causal}" if is_attention else str(row.shape)
     length = [format_with_binary_prefix(row.shape.seqlen_k)] if is_attention and has_length else []
     return ClockPoint(

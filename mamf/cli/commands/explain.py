@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 EXAMPLES = """examples:
   mamf explain --ceiling find.jsonl                         the best shape in this log of 'mamf find'
-  mamf explain                                              the best shape of the last 'mamf find' on this device
+  mamf explain                                              the ceiling that mamf stored (see 'mamf peak')
   mamf explain --shape 8192x8192x8192 --dtype float16 --picture waterfall.png
 """
 _DEFAULT_BUDGET_SECONDS = 30.0
@@ -53,7 +53,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--ceiling",
         nargs=None,
         help="log of 'mamf find'; mamf explains its burst ceiling; cannot be combined with --shape (default: the log "
-        "of the last 'mamf find' on this device)",
+        "of the ceiling that mamf stored, see 'mamf peak')",
     )
     add_shared_options(
         matmul_group,

@@ -380,7 +380,7 @@ def make_kernels_document(
         (
             f": the run ended while it searched for the ceiling; the best rate so far is "
             f"{format_rate(row.best_rate, row.work.unit)} @ {row.shape}"
-            for row in rank_rows(row for row in rows if row.ok and row.phase)
+            for row in rank_rows(row for row in rows if row.ok and row.phase and not shown)
         ),
         "",
     )

@@ -18,7 +18,7 @@ from mamf.engine.search.strategy import GridSearchStrategy
 from mamf.logs.compare import compare_logs
 from mamf.logs.run_log import read_run_log
 from mamf.operations.matmul.shapes import SearchOptions
-from mamf.testing import SimulatedMatmul
+from mamf.testing import SimulatedAttention, SimulatedMatmul
 
 SIMULATED = ["--backend", "mamf.testing:SimulatedBackend"]
 KERNEL = ["--kernel", "mamf.testing:SimulatedAttention"]
@@ -221,3 +221,10 @@ def test_only_a_needed_ceiling_must_have_a_known_interval(run, find_records, tmp
     result = run("attention", *SIMULATED, *KERNEL, "--seq-lens", "1024", "--regime", regime, "--ceiling", "find.jsonl")
     assert (result[0], "the sustained ceiling is too noisy" in result[2]) == (code, code == 2)
     assert ("or give --no-ceiling instead of --ceiling" in result[2]) == (code == 2)
+
+
+def test_a_complete_run_without_a_rate_does_not_say_that_its_search_was_interrupted(attention, monkeypatch):
+    monkeypatch.setattr(SimulatedAttention, "explain_unsupported_shape", lambda *arguments: "no shape is supported")
+    out = attention()[1]
+    assert "no row of attention was measured\n" in out and "no shape is supported" in out
+    assert "searched for the ceiling" not in out

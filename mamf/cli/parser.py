@@ -218,7 +218,10 @@ class CommandParser(argparse.ArgumentParser):
                 hint = hint or "; mamf --help lists all commands"
             message += hint
         # Only ranges of sizes take three arguments.
-        print_line(f"{self.prog}: {message.replace('3 arguments', '3 arguments, START STOP STEP')}", sys.stderr)
+        print_line(
+            f"{self.prog}: {message.replace('expected 3 arguments', 'expected 3 arguments, START STOP STEP')}",
+            sys.stderr,
+        )
         sys.exit(self.usage_exit_code)
 
 

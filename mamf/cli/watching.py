@@ -20,6 +20,7 @@ import mmap
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ _MAX_REPEATED_SIGNAL_SECONDS = 0.3
 
 class SignalHandler:
     """A handler of signals that is active while its context is open: the first signal raises RunInterrupted, a
-    KeyboardInterrupt, in the main thread.
+    KeyboardInterrupt, in the main thread. In any other thread the context does nothing.
 
     Python raises the exception between two bytecodes, so a call into a vendor's library returns first. The code within
     ``shield_from_signals`` also finishes before the exception is raised.
@@ -64,7 +65,8 @@ class SignalHandler:
         self._previous_handlers: dict[int, Any] = {}
 
     def __enter__(self) -> SignalHandler:
-        for signal_number in ENDING_SIGNALS:
+        # Python delivers signals to the main thread only, and refuses to set a handler in another thread.
+        for signal_number in ENDING_SIGNALS if threading.current_thread() is threading.main_thread() else ():
             self._previous_handlers[signal_number] = signal.signal(signal_number, self._raise_on_first_signal)
         self._previous_ending_exception, RUN_ENDING_EXCEPTIONS[0] = RUN_ENDING_EXCEPTIONS[0], RunInterrupted
         return self

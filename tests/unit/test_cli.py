@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import warnings
 
 import psutil
@@ -506,3 +507,11 @@ def test_ctrl_c_that_a_library_catches_during_an_import_still_ends_the_command(r
     monkeypatch.setattr(importlib, "import_module", import_and_catch_ctrl_c)
     assert run("kernels", "--operation", "matmul") == (130, "", "")
     assert imported_names
+
+
+def test_a_command_works_in_another_thread(capsys):
+    exit_codes = []
+    thread = threading.Thread(target=lambda: exit_codes.append(main(["kernels", "--operation", "matmul"])))
+    thread.start()
+    thread.join()
+    assert exit_codes == [0] and "torch.mm" in capsys.readouterr().out

@@ -46,6 +46,7 @@ _PRINT_ADVICE = "use --top, --wide and --format to choose what is printed"
 #: have.
 _ADVICE_BY_FINDER_OPTION = {
     **dict.fromkeys((f"--{size}{end}" for size in "mnk" for end in ("", "-range")), _SIZES_ADVICE),
+    **dict.fromkeys(("--shape", "--shapes"), _SIZES_ADVICE),
     **dict.fromkeys(("--num-iterations", "--num-warmup-iterations"), _LAUNCH_COUNT_ADVICE),
     **dict.fromkeys(("--verbose", "--no-verbose"), _PRINT_ADVICE),
     "--search": "use 'mamf find' to search, or 'mamf sweep' to measure a grid",
@@ -141,7 +142,9 @@ class CommandParser(argparse.ArgumentParser):
             # For an option of mamf-finder, say what to use in mamf. For an option of another operation, name the
             # operation. For any other word, suggest the nearest option.
             name = unknown[0].partition("=")[0]
-            known_options = parser._option_string_actions
+            known_options = [
+                each for each, action in parser._option_string_actions.items() if action.help is not argparse.SUPPRESS
+            ]
             similar_options = sorted(
                 each for each in known_options if each.startswith(name.lower())
             ) or difflib.get_close_matches(name, known_options, n=1, cutoff=0.7)

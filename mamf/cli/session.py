@@ -226,8 +226,13 @@ class Session:
     def make_log_name_part(self) -> str:
         """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
         shows_operation = self.command != self.operation.name and self.operation.compares_kernels
-        dtypes = dict.fromkeys(problem.dtype for problem in self.plan.problems)
-        return "-".join([*([self.operation.name] if shows_operation else []), *dtypes, *self.plan.regimes])
+        return "-".join(
+            [
+                *([self.operation.name] if shows_operation else []),
+                *dict.fromkeys(problem.dtype for problem in self.plan.problems),
+                *self.plan.regimes,
+            ]
+        )
 
     def count_remaining_measurements(self) -> int | None:
         """Return how many rows remain to be measured, or None if the number is unknown until the run ends."""

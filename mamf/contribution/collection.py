@@ -227,8 +227,10 @@ def read_submitters(root: Path) -> Submitters:
     """Read the submitters and maintainers from the files in a results folder. Paths and accounts are in lower case,
     because GitHub ignores the case of account names.
     """
-    accounts = {Path(log_path): account for log_path, account in _read_submitter_lines(root)}
-    return Submitters(accounts, frozenset(_read_content_lines(root / MAINTAINERS_FILE)))
+    return Submitters(
+        {Path(log_path): account for log_path, account in _read_submitter_lines(root)},
+        frozenset(_read_content_lines(root / MAINTAINERS_FILE)),
+    )
 
 
 def _read_submitter_lines(root: Path) -> list[tuple[str, str]]:

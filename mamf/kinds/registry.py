@@ -6,13 +6,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, has_card_drifted
+from mamf.ceilings.ceiling import (
+    MAX_COMPARABLE_DRIFT_SHARE,
+    MAX_SHARE_OF_CEILING,
+    compute_mamfu,
+    has_card_drifted,
+)
 from mamf.errors import UsageError, require_known_names
 from mamf.kinds.kind import FindKind, RunKind, SweepKind
 from mamf.logs.run_log import RunLog
 from mamf.operations.unknown import get_operation
 from mamf.plans import ROOFLINE, SWEEP, VERIFY, Plan
-from mamf.report.shares import format_drift
+from mamf.report.shares import LOW_CEILING_TEXT, format_drift
 
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
@@ -64,9 +69,15 @@ def make_log_chart(
         raise UsageError(
             f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: leave out --direction"
         )
-    chart, notes = kind.make_chart(log, regime, directions), list[str]()
-    if any(has_card_drifted(row, log.matmul_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in log.measurements):
-        notes.append(f"{format_drift()} in some rows: do not compare their rates with others")
-    if log.tier == "interrupted":
-        notes.append("the run was interrupted: measurements are missing")
-    return replace(chart, notes=(*chart.notes, *notes)) if notes else chart
+    chart, rows, ceilings = kind.make_chart(log, regime, directions), log.measurements, log.matmul_ceilings
+    is_true_by_note = {
+        f"{format_drift()} in some rows: do not compare their rates with others": any(
+            has_card_drifted(row, ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in rows
+        ),
+        LOW_CEILING_TEXT: any(
+            (compute_mamfu(row, ceilings) or 0.0) > MAX_SHARE_OF_CEILING and "product_dtypes" not in row.details
+            for row in rows
+        ),
+        "the run was interrupted: measurements are missing": log.tier == "interrupted",
+    }
+    return replace(chart, notes=(*chart.notes, *(note for note, is_true in is_true_by_note.items() if is_true)))

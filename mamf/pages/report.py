@@ -159,7 +159,12 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
             + (f"the first {MAX_HEADLINE_FIGURES} of {len(facts)}; " if len(facts) > MAX_HEADLINE_FIGURES else "")
             + "ceilings first:"
         ]
-    cards = [source.log.header["device"].get("uuid_hash") for source in sources if isinstance(source.log, RunLog)]
+    cards = [  # A CPU has no hash; machines of one CPU model can differ in their memory.
+        device.get("uuid_hash") or (not device.get("is_accelerator", True) and device.get("memory_bytes"))
+        for source in sources
+        if isinstance(source.log, RunLog)
+        for device in [source.log.header["device"]]
+    ]
     devices = list(dict.fromkeys(source.title.partition(": ")[0] for source in sources))
     runs = f"{len(sources) + len(pages)} runs side by side"
     if len(sources) == 2 and not compared:
@@ -167,7 +172,11 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     return Page(
         f"{devices[0]}: {runs}" if len(devices) == 1 and not pages else runs,
         [
-            *(["the logs are from different cards"] if len(set(filter(None, cards))) > 1 and not answers else []),
+            *(
+                ["the logs are from different cards or machines"]
+                if len(set(filter(None, cards))) > 1 and not answers
+                else []
+            ),
             *intro_lines,
         ],
         facts[:MAX_HEADLINE_FIGURES],

@@ -346,7 +346,15 @@ def describe_guard_verdict(result: GuardResult) -> str:
     reason_by_outcome: dict[GuardOutcome, str] = {
         "regression": f"{slower}, confirmed by new measurements",
         "failed": "without a rate in this run",
-        "undecided": "undecided, because samples scatter too much or are too few",
+        "undecided": (
+            "undecided, because other work used the CPU"
+            if any(
+                row.pair and (row.pair.a.was_cpu_device_busy or row.pair.b.was_cpu_device_busy)
+                for row in result.rows
+                if row.outcome == "undecided"
+            )
+            else "undecided, because samples scatter too much or are too few"
+        ),
     }
     reasons = [f"{counts[name]} of {rows} {text}" for name, text in reason_by_outcome.items() if counts[name]]
     reasons += [f"not finished: {result.unfinished_reason}"] if result.unfinished_reason else []

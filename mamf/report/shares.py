@@ -153,7 +153,7 @@ def describe_clock(conditions: Conditions) -> str:
 
 #: Reports show this text in place of a share that is far above 1. Such a share means that the ceiling is too low.
 LOW_CEILING_TEXT = (
-    f"the rate is above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is too low, and all shares "
+    f"rates are above {100 * MAX_SHARE_OF_CEILING:.0f} % of the ceiling, so the ceiling is too low, and all shares "
     "of it are too high: measure it again"
 )
 
@@ -209,8 +209,8 @@ class ShareCalculator:
         return max(shares.items(), key=lambda item: item[1])
 
     def describe_share(self, row: Measurement) -> str:
-        """Return the MAMFU of a row in words, or its MBU if that is higher. Say that the ceiling is too low if MAMFU
-        exceeds MAX_SHARE_OF_CEILING.
+        """Return the MAMFU of a row in words, or its MBU if that is higher. Return an empty text if the MAMFU exceeds
+        MAX_SHARE_OF_CEILING, because ``yield_share_remarks`` says this.
 
         If the kernel multiplies in a dtype other than the row's dtype, MAMFU may be above 1 although the ceiling is
         right. The text then names the dtype of the ceiling.
@@ -222,9 +222,7 @@ class ShareCalculator:
             return ""
         if "product_dtypes" in row.details:
             return f"{format_percent(share)} % of the {row.problem.dtype} ceiling"
-        return (
-            f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE_OF_CEILING else LOW_CEILING_TEXT
-        )
+        return f"{format_percent(share)} % of the ceiling (MAMFU)" if share <= MAX_SHARE_OF_CEILING else ""
 
     def find_ceiling_tflops(self, row: Measurement) -> float | None:
         ceiling = find_row_ceiling(row, self.measured_ceilings) or find_row_ceiling(row, self.known_ceilings)
@@ -268,11 +266,14 @@ class ShareCalculator:
             )
         elif has_card_drifted(row, self.measured_ceilings):
             yield f"{format_drift(MAX_DRIFT_SHARE)} since the ceiling was measured"
-        mamfu = compute_mamfu(row, self.measured_ceilings)
+        mamfu = compute_mamfu(row, self.measured_ceilings) or 0.0
         # Drift of the device's speed and the error of the timer can raise MAMFU to at most ``max_plausible_mamfu``.
         max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
-        # ``describe_share`` describes a MAMFU above MAX_SHARE_OF_CEILING.
-        if max_plausible_mamfu < (mamfu or 0.0) <= MAX_SHARE_OF_CEILING and "product_dtypes" not in row.details:
+        if "product_dtypes" in row.details:
+            return
+        if (self.compute_row_mamfu(row) or 0.0) > MAX_SHARE_OF_CEILING:
+            yield LOW_CEILING_TEXT
+        elif mamfu > max_plausible_mamfu:
             yield "rates are above the ceiling: measure the ceiling again on a quiet device"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:

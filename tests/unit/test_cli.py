@@ -68,6 +68,17 @@ def test_an_unknown_command_or_option_is_refused_with_a_hint(run, argument, comp
     assert run(argument) == (2, "", f"mamf: {complaint}\n")
 
 
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["find", "--shapes", "1x2x3"], "unknown option '--shapes': use 'mamf sweep' to measure sizes that you choose"),
+        (["sweep", "--shar"], "unknown option '--shar' (did you mean --shapes?)"),  # The help has no --share.
+    ],
+)
+def test_an_unknown_option_leads_to_one_that_the_help_lists(run, options, complaint):
+    assert run(*options) == (2, "", f"mamf {options[0]}: {complaint}\n")
+
+
 def test_mamf_without_arguments_lists_the_commands_in_groups(run):
     code, out, err = run()
     assert (code, err) == (0, "")

@@ -315,10 +315,10 @@ def test_the_visit_that_raised_a_doubt_does_not_confirm_it():
     )
 
 
-def make_guard_result(*outcomes):
+def make_guard_result(*outcomes, is_cpu_busy=False):
     log = RunLog(Path("a.jsonl"), {})
     comparison = Comparison(log, log, ("a.jsonl", "a.jsonl"), (), (), ())
-    pair = RowPair({}, BASELINE, BASELINE)
+    pair = RowPair({}, BASELINE, replace(BASELINE, was_cpu_device_busy=is_cpu_busy))
     rows = (JudgedRow(BASELINE, outcome, None if outcome == "new" else pair) for outcome in outcomes)
     return GuardResult(comparison, tuple(rows), 0.02, "")
 
@@ -340,6 +340,11 @@ def test_a_guard_passes_only_what_it_compared(outcomes, verdict):
     result = make_guard_result(*outcomes)
     assert describe_guard_verdict(result) == verdict
     assert result.is_finished == verdict.startswith("guard PASSED")
+
+
+def test_a_guard_on_a_busy_cpu_names_the_other_work():
+    verdict = describe_guard_verdict(make_guard_result("ok", "undecided", is_cpu_busy=True))
+    assert verdict == "guard UNDECIDED: 1 of 2 rows undecided, because other work used the CPU"
 
 
 NOISY_TRAITS = replace(BurstTraits(), repeatability=Repeatability(0.073))

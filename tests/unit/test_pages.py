@@ -14,6 +14,7 @@ import pytest
 
 from mamf.cli import main
 from mamf.errors import MamfWarning, RunLogError, UsageError
+from mamf.kinds.registry import make_log_chart
 from mamf.logs import run_log
 from mamf.logs.recording import read_plan_record
 from mamf.logs.run_log import read_run_log
@@ -67,6 +68,7 @@ def test_a_share_that_no_card_can_reach_is_not_in_large_type(ceiling_factor, is_
     for texts in ([note for figure in content.headline_figures for note in figure.notes], answer_texts):
         assert any("% of the ceiling (MAMFU)" in text for text in texts) == is_credible
         assert any("so the ceiling is too low" in text for text in texts) != is_credible
+    assert any("so the ceiling is too low" in note for note in make_log_chart(log).notes) != is_credible
     fact_notes = [note for fact in content.headline_facts for note in fact.notes]
     assert any(note == "share of 848.3 TFLOPS" for note in fact_notes) == is_credible
 
@@ -94,9 +96,12 @@ def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):
     assert two_log_page.verdict.startswith("2 rows: ")
     assert [section.is_open for section in two_log_page.sections] == [True, True, False, False]
     three_log_page = make_report_page([finds[0], FIND, FIND])
-    assert "the logs are from different cards" not in three_log_page.intro_lines
+    assert "the logs are from different cards or machines" not in three_log_page.intro_lines
     other_card_page = make_report_page([FIND, H200 / "attention-bfloat16-fwd-bwd-burst-20261122-221110.jsonl"])
-    assert "the logs are from different cards" in other_card_page.intro_lines
+    assert "the logs are from different cards or machines" in other_card_page.intro_lines
+    assert (
+        "the logs are from different cards or machines" in make_report_page([ROOT / "results" / "amd-epyc"]).intro_lines
+    )
     assert [section.heading for section in three_log_page.sections][:1] == ["Side by side"]
     assert "cannot be compared: " in render_page(make_report_page([FIND, finds[0]]))
     h100_log = H200.parent / "nvidia-h100-80gb-hbm3" / "find-bfloat16-burst-sustained-20261121-070105.jsonl"

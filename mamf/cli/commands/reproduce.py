@@ -295,8 +295,10 @@ class ReproduceSession(Session):
         )
 
     def make_plan_to_compare(self, logged_plan: Plan) -> Plan:
-        tolerance = self.options.tolerance or logged_plan.options.tolerance
-        return replace(logged_plan, options=replace(logged_plan.options, tolerance=tolerance))
+        return replace(
+            logged_plan,
+            options=replace(logged_plan.options, tolerance=self.options.tolerance or logged_plan.options.tolerance),
+        )
 
     def print_plan(self) -> None:
         from mamf.logs.judging import judge_claims

@@ -277,8 +277,10 @@ class BurstRegime(Regime):
         """Return the minimum number of launches in a train: ``min_train_launches``, or fewer if that many launches take
         longer than a train may take on this device. ``seconds_per_launch``: the device seconds of a launch.
         """
-        fitting = int(self.backend.burst_traits.train_seconds / max(seconds_per_launch, 1e-9))
-        return min(self.min_train_launches, max(1, fitting))
+        return min(
+            self.min_train_launches,
+            max(1, int(self.backend.burst_traits.train_seconds / max(seconds_per_launch, 1e-9))),
+        )
 
     def _compute_host_lead_per_flush_second(self) -> float:
         """Return how many seconds the host gets ahead of the device for each second of cache flushes that it queues."""

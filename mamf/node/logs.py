@@ -126,7 +126,7 @@ def read_node_folder(folder: Path, node: int = 0, known_run: NodeRun | None = No
     if not is_node_folder(folder):
         raise UsageError(
             f"{folder} {'has no logs of mamf node' if folder.exists() else 'does not exist'}: give a folder that "
-            "'mamf node' wrote; 'mamf show' and 'mamf report' read folders of other logs"
+            "'mamf node' wrote; 'mamf report' reads a folder of any logs"
         )
     run = known_run or read_run_file(folder) or NodeRun()
     with_logs = {int(name[1]) for path in folder.iterdir() if (name := _LOG_NAME_PATTERN.fullmatch(path.name))}

@@ -226,7 +226,7 @@ def make_find_document(
             ]
         ),
     ]
-    return Document(f"ceilings of {header['device']['name']}", blocks, {"header": header, "summary": summary})
+    return Document(f"Ceilings of {header['device']['name']}", blocks, {"header": header, "summary": summary})
 
 
 def make_find_by_device_document(log: RunLog) -> Document:
@@ -267,5 +267,5 @@ def make_find_by_device_document(log: RunLog) -> Document:
         Answer([*spreads, describe_run_end(log.summary, left_noun="ceiling")]),
     ]
     return Document(
-        f"ceilings of {log.header['device']['name']}", blocks, {"header": log.header, "summary": log.summary}
+        f"Ceilings of {log.header['device']['name']}", blocks, {"header": log.header, "summary": log.summary}
     )

@@ -154,7 +154,11 @@ def _yield_overlap_columns() -> Iterator[Column[OverlapPair]]:
     yield Column("product", "matmul", lambda pair: pair.work_names[0], is_left_aligned=True)
     yield Column("other", "with", lambda pair: pair.work_names[1], is_left_aligned=True)
     yield Column("size", "size", lambda pair: pair.buffer_size_text, is_left_aligned=True)
-    yield Column("blocks", "blocks", lambda pair: pair.matmul_row.problem.blocks or None)
+    yield Column(  # None for work other than a collective
+        "blocks",
+        "blocks",
+        lambda pair: pair.matmul_row.problem.blocks if pair.matmul_row.problem.ranks > 1 else None,
+    )
     # A narrow terminal hides the rates of the other work first, then those of the matmul, and the intervals last.
     for timed, unit, factor, drop_priority in ((MATMUL_WORK, "TFLOPS", 1.0, 2), (OTHER_WORK, "GB/s", 1e3, 4)):
         for alone, name, title in ((True, "alone", f"{unit} alone"), (False, "together", "together")):

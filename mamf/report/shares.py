@@ -266,14 +266,15 @@ class ShareCalculator:
             )
         elif has_card_drifted(row, self.measured_ceilings):
             yield f"{format_drift(MAX_DRIFT_SHARE)} since the ceiling was measured"
-        mamfu = compute_mamfu(row, self.measured_ceilings) or 0.0
-        # Drift of the device's speed and the error of the timer can raise MAMFU to at most ``max_plausible_mamfu``.
-        max_plausible_mamfu = 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings)
+        mamfu = compute_mamfu(row, self.measured_ceilings) if row.work.has_matmul_flop else None
+        if mamfu is not None and not row.is_reference and "reference_tflops" not in row.details:
+            yield "the drift of the device is unknown, because the ceiling was measured after this row"
         if "product_dtypes" in row.details:
             return
         if (self.compute_row_mamfu(row) or 0.0) > MAX_SHARE_OF_CEILING:
             yield LOW_CEILING_TEXT
-        elif mamfu > max_plausible_mamfu:
+        # Drift of the device's speed and the error of the timer can raise MAMFU above 1.
+        elif (mamfu or 0.0) > 1 + MAX_DRIFT_SHARE + compute_mamfu_error(row, self.measured_ceilings):
             yield "rates are above the ceiling: measure the ceiling again on a quiet device"
 
     def describe_ceilings(self, rows: Sequence[Measurement]) -> list[str]:

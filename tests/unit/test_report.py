@@ -177,6 +177,8 @@ def test_remarks_name_the_kernel_that_ran_and_a_card_that_drifted(rows):
         remarks = list_row_remarks(replace(row, details={"reference_tflops": reference_tflops}), shares)
         drift_remarks[reference_tflops] = [text for text in remarks if "device speed drifted" in text]
     assert drift_remarks[799.0] == []
+    assert any("the drift of the device is unknown" in text for text in list_row_remarks(row, shares))
+    assert not any("drift" in text for text in list_row_remarks(row, ShareCalculator(HEADER)))
     assert ["more than 1 %" in text and "do not compare" not in text for text in drift_remarks[770.0]] == [True]
     assert ["more than 10 %" in text and "do not compare" in text for text in drift_remarks[700.0]] == [True]
     uncertain_ceiling = replace(

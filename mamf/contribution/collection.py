@@ -241,8 +241,11 @@ def _read_submitter_lines(root: Path) -> list[tuple[str, str]]:
 
 def _read_content_lines(path: Path) -> list[str]:
     """Return the lines of a text file in lower case, without comments and empty lines. A missing file has no lines."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
-    return [line.casefold() for line in lines if line and not line.startswith("#")]
+    return [
+        line.casefold()
+        for line in (path.read_text(encoding="utf-8").splitlines() if path.exists() else [])
+        if line and not line.startswith("#")
+    ]
 
 
 def check_submitters(root: Path, log_paths: Sequence[Path]) -> list[tuple[Path, Finding]]:

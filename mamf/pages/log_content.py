@@ -340,10 +340,13 @@ def _list_headline_figures(log: RunLog) -> Iterable[HeadlineFigure]:
 
 
 def _find_best_rows(log: RunLog) -> list[Measurement]:
-    """Return the best row of each problem and regime. If any rows have normal data, ignore all other rows."""
+    """Return the best row of each problem and regime. If any rows have normal data, ignore all other rows. Ignore rows
+    that a search measured again, as tables do, unless there are no other rows.
+    """
     best_rows: dict[tuple[Any, str], Measurement] = {}
     operation = log.plan.operation  # Read it once: a log parses its plan again on each access.
-    rows = select_ranked_rows(row for row in log.measurements if row.operation == operation)
+    candidates = [row for row in log.measurements if row.operation == operation]
+    rows = select_ranked_rows([row for row in candidates if not row.phase] or candidates)
     for row in [row for row in rows if _has_normal_data(row.problem)] or rows:
         best_rows.setdefault((row.problem, row.regime), row)
     return list(best_rows.values())

@@ -46,7 +46,7 @@ from mamf.report.document import (
     make_clock_columns,
     make_rate_key,
 )
-from mamf.report.rows import describe_failures, make_row_columns
+from mamf.report.rows import describe_failures, make_row_columns, select_ranked_rows
 from mamf.report.shares import (
     CEILING_TITLE_SUFFIXES,
     ShareCalculator,
@@ -182,11 +182,11 @@ def describe_unconfirmed_regimes(
     run did not measure the regime. ``regimes``: the regimes that the run planned to measure.
     """
     for regime in dict.fromkeys((*regimes, *(row.regime for row in rows))):
-        measured = [row for row in rows if row.regime == regime and row.ok]
+        measured = select_ranked_rows(row for row in rows if row.regime == regime)
         # Name the dtype only if there is no table of ceilings, because the title of this table names the dtype.
         dtype = "" if ceilings or not rows else f", {rows[0].problem.dtype}"
         if regime not in ceilings and measured:
-            best = max(measured, key=lambda row: row.best_rate)
+            best = measured[0]
             yield (
                 f"{regime}{dtype}: not confirmed; best measurement so far: "
                 f"{format_rate(best.best_rate, best.work.unit)} @ {best.shape} ({best.kernel})"

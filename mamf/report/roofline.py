@@ -225,7 +225,7 @@ def describe_roofline_result(roofs: Roofs, best_first: Sequence[RooflinePoint]) 
     for name, regime in roofs.noisy_keys:
         yield f"no {name} roof in {regime}, because its ceiling is too noisy: measure it again while nothing else runs"
     for level in roofs.unconfirmed_levels:
-        yield f"{level}: the highest of single measurements, not a ceiling that a search confirmed"
+        yield f"{level}: the highest of the first measurements, not a ceiling that a search confirmed"
     yield from describe_missing_roofs((point.row for point in best_first), roofs)
     if best_first:
         return

@@ -5,6 +5,7 @@ import dataclasses
 import hashlib
 import html.parser
 import io
+import itertools
 import json
 import re
 import sys
@@ -20,7 +21,7 @@ from mamf.logs.recording import read_plan_record
 from mamf.logs.run_log import read_run_log
 from mamf.pages.log_content import make_run_log_content
 from mamf.pages.report import make_report_page
-from mamf.report.document import Answer
+from mamf.report.document import Answer, format_rate
 from mamf.report.page import Page, Section, _load_template, render_page, sanitize_address
 
 ROOT = Path(__file__).parents[2]
@@ -88,6 +89,20 @@ def test_every_kind_of_log_has_a_page_of_well_formed_markup(path, text):
     assert not parser.stack
     assert len(page) < 700_000
     assert "http://" not in page.replace("http://www.w3.org", "")
+
+
+@pytest.mark.parametrize(
+    "name", ["bandwidth-find-float32-burst-sustained-20261121-203429", "find-bfloat16-burst-sustained-20261124-105123"]
+)
+def test_the_figures_of_an_interrupted_search_are_those_of_its_report(tmp_path, name):
+    path = tmp_path / "interrupted.jsonl"
+    lines = (H200 / f"{name}.jsonl").read_text().splitlines(keepends=True)
+    path.write_text("".join(itertools.takewhile(lambda line: '"phase": "confirm"' not in line, lines)))
+    content = make_run_log_content(read_run_log(path))
+    answer = " ".join(text for block in content.document.blocks if isinstance(block, Answer) for text in block.texts)
+    assert len(content.headline_figures) == (4 if name.startswith("bandwidth") else 1)
+    for figure in content.headline_figures:
+        assert f": {format_rate(figure.point.value, figure.unit)} " in answer
 
 
 def test_two_logs_are_compared_and_others_stand_side_by_side(tmp_path):

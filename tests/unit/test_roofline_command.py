@@ -182,7 +182,7 @@ def test_rows_that_read_memory_give_a_roof_even_if_no_ceiling_is_confirmed(run, 
     (folder / "half" / "memory.jsonl").write_text("".join(row_lines[:4]))
     code, out, _ = run("roofline", "--output-folder", "half", "--budget", "0.01s")
     assert code == 0 and any(line.startswith("memory ") for line in out.splitlines()), out
-    assert "memory: the highest of single measurements, not a ceiling that a search confirmed" in out
+    assert "memory: the highest of the first measurements, not a ceiling that a search confirmed" in out
     assert "memory.jsonl: the run was interrupted, so its ceilings may be too low" in out
 
 

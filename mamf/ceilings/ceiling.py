@@ -321,8 +321,10 @@ def find_median_repeatability(rounds: Iterable[Measurement]) -> Repeatability | 
 
 def group_rounds_by_candidate(rows: Iterable[Measurement]) -> dict[Candidate, dict[int, Measurement]]:
     """Group the rows that have a rate by candidate and, within a candidate, by the number of the round."""
-    rows_by_candidate = group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok)
-    return {candidate: {row.round_number: row for row in rounds} for candidate, rounds in rows_by_candidate.items()}
+    return {
+        candidate: {row.round_number: row for row in rounds}
+        for candidate, rounds in group_pairs(((row.shape, row.kernel), row) for row in rows if row.ok).items()
+    }
 
 
 def compute_median_rate(rows: Iterable[Measurement]) -> float:

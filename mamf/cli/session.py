@@ -225,10 +225,13 @@ class Session:
 
     def make_log_name_part(self) -> str:
         """Return the part of the log's default file name that describes the plan, such as ``model-bfloat16-burst``."""
-        shows_operation = self.command != self.operation.name and self.operation.compares_kernels
         return "-".join(
             [
-                *([self.operation.name] if shows_operation else []),
+                *(
+                    [self.operation.name]
+                    if self.command != self.operation.name and self.operation.compares_kernels
+                    else []
+                ),
                 *dict.fromkeys(problem.dtype for problem in self.plan.problems),
                 *self.plan.regimes,
             ]

@@ -350,7 +350,10 @@ def compare_with_known_ceilings(ceiling: Ceiling, device: Mapping[str, Any]) -> 
             cards = (
                 f"{known.card_count} cards reach {known.min_card_rate:.4g} to"
                 if known.card_count > 1
-                else "one card reaches"
+                else "1 card reach"
             )
-            return f"{known.device} in results/: {cards} {known.rate:.4g} TFLOPS; this card reaches {ceiling.rate:.4g}"
+            return (
+                f"{known.device} in results/: comparable searches on {cards} {known.rate:.4g} TFLOPS; "
+                f"this card reaches {ceiling.rate:.4g}"
+            )
     return ""

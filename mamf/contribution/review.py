@@ -102,8 +102,9 @@ def format_start_time(iso: str) -> str:
 
 def join_into_slug(parts: Iterable[str]) -> str:
     """Join texts with dashes into a name in lower case. Leaves out repeated texts and special characters."""
-    texts = (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts))
-    return "-".join(text for text in texts if text)
+    return "-".join(
+        filter(None, (re.sub(r"[^a-z0-9_]+", "-", part.lower()).strip("-") for part in dict.fromkeys(parts)))
+    )
 
 
 # -- reviewing logs by the rules ---------------------------------------------------------------------------------------

@@ -69,7 +69,8 @@ def make_log_chart(
         raise UsageError(
             f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: leave out --direction"
         )
-    chart, rows, ceilings = kind.make_chart(log, regime, directions), log.measurements, log.matmul_ceilings
+    chart, ceilings = kind.make_chart(log, regime, directions), log.matmul_ceilings
+    rows = [row for row in log.measurements if not row.phase and not row.is_reference]  # without searches
     is_true_by_note = {
         f"{format_drift()} in some rows: do not compare their rates with others": any(
             has_card_drifted(row, ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in rows

@@ -19,6 +19,7 @@ from mamf.logs.compared_rows import (
 )
 from mamf.logs.judging import GuardOutcome, GuardResult, JudgedRow
 from mamf.logs.pooling import POOLED_TOLERANCE_SHARE, PooledRows
+from mamf.measurement import group_pairs
 from mamf.report.document import (
     UNKNOWN_INTERVAL,
     Answer,
@@ -105,21 +106,28 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
     """
     pairs = comparison.pairs
     flat = {id(pair): row for pair, row in zip(pairs, comparison.rows(tolerance), strict=True)}
-    _, factor = choose_rate_unit(pairs)
+    units = {
+        unit: choose_rate_unit(group) for unit, group in group_pairs((each.a.unit, each) for each in pairs).items()
+    }
+
+    def format_side(row: ComparedRow) -> str:
+        unit, factor = units[row.unit]
+        return format_four_digits((row.rate or 0.0) * factor) + (f" {unit}" if len(units) > 1 else "")
+
     return [
         *(
             Column(
                 *("", name),
                 partial(lambda field, pair: pair.pairing_fields[field], name),
-                str,
+                lambda value: ("no", "yes")[value] if isinstance(value, bool) else str(value),
                 drop_priority=1,
                 is_left_aligned=True,
             )
             for name in find_varying_fields(pairs)
         ),
         Column("", "shape", format_shapes, is_left_aligned=True),
-        Column("", "A", lambda pair: (pair.a.rate or 0.0) * factor, format_four_digits, drop_priority=2),
-        Column("", "B", lambda pair: (pair.b.rate or 0.0) * factor, format_four_digits, drop_priority=2),
+        Column("", "A", lambda pair: format_side(pair.a), drop_priority=2),
+        Column("", "B", lambda pair: format_side(pair.b), drop_priority=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
         Column(
             "",
@@ -164,9 +172,13 @@ def format_change_interval(pair: RowPair) -> str:
 
 def choose_rate_unit(pairs: Sequence[RowPair]) -> tuple[str, float]:
     """Choose a unit in which the rates of all pairs are easy to read. Return this unit, and the factor that converts
-    rates from TFLOPS (or TB/s) to it.
+    rates from TFLOPS (or TB/s) to it. If some pairs have rates in TFLOPS and others in TB/s, the unit is empty.
     """
-    return choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.rate, pair.b.rate) if rate])
+    return (
+        choose_unit(pairs[0].a.unit, [rate for pair in pairs for rate in (pair.a.rate, pair.b.rate) if rate])
+        if len({pair.a.unit for pair in pairs}) == 1
+        else ("", 1.0)
+    )
 
 
 def yield_pair_remarks(pair: RowPair, tolerance: float) -> Iterator[str]:
@@ -202,7 +214,7 @@ def describe_compared_figures(comparison: Comparison) -> str:
     figures = (
         f"shares of the compute units' cycles in percent instead of rates{reason}"
         if comparison.pairs[0].a.unit == CYCLES_UNIT
-        else f"rates in {choose_rate_unit(comparison.pairs)[0]}"
+        else " in ".join(filter(None, ("rates", choose_rate_unit(comparison.pairs)[0])))
     )
     return f"{figures}; B/A above 1: B is faster"
 

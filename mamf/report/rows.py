@@ -38,6 +38,7 @@ from mamf.report.document import (
     shorten_line,
 )
 from mamf.report.shares import ShareCalculator, describe_clock, make_problem_title_in_words
+from mamf.statistics import Interval
 
 #: A function that returns the rate of a row divided by the rate of its baseline, or None if there is no baseline.
 GetSpeedUp = Callable[[Measurement], float | None]
@@ -384,7 +385,12 @@ def describe_row_device(row: Measurement) -> str:
         return f"device {row.device_index}" + ("" if row.device_speed else ", not compared")
     return (
         f"device {row.device_index}, {format_four_digits(row.comparable_rate)} "
-        f"+-{100 * row.comparable_interval.half_width / row.comparable_seconds:.2f} % if scaled to the first device"
+        + (
+            f"+-{100 * row.comparable_interval.half_width / row.comparable_seconds:.2f} %"
+            if row.comparable_interval.is_known
+            else "(interval unknown)"
+        )
+        + " if scaled to the first device"
     )
 
 
@@ -403,7 +409,11 @@ def describe_devices(rows: Sequence[Measurement], header: Mapping[str, Any]) -> 
         first = min(speeds)
         others = [
             f"device {index} {100 * (speed.relative_speed - 1):+.2f} "
-            f"+-{100 * speed.relative_speed * speed.half_width:.2f} %"
+            + (
+                f"+-{100 * speed.relative_speed * speed.half_width:.2f} %"
+                if Interval(1 - speed.half_width, 1 + speed.half_width, 1.0).is_known
+                else "% (interval unknown)"
+            )
             for index, speed in sorted(speeds.items())
             if index != first
         ]

@@ -15,7 +15,7 @@ from mamf.logs.compare import compare_logs
 from mamf.logs.compared_rows import list_compared_rows
 from mamf.logs.recording import make_plan_record
 from mamf.logs.records import make_measurement_record
-from mamf.logs.run_log import RunLog
+from mamf.logs.run_log import RunLog, read_run_log
 from mamf.logs.writer import RunLogWriter
 from mamf.measurement import Conditions, Measurement
 from mamf.operations.attention.operation import AttentionProblem, AttentionShape
@@ -203,6 +203,20 @@ def test_the_table_shows_rows_that_differ_first_and_counts_the_others():
 
 
 # -- pairing -----------------------------------------------------------------------------------------------------------
+
+
+def test_rates_with_different_units_each_have_their_unit():
+    results = Path(__file__).parents[2] / "results"
+    name = "overlap-bfloat16-sustained-20261124"
+    logs = [
+        read_run_log(results / folder / f"{name}-{time}.jsonl")
+        for folder, time in (("nvidia-h200", "023603"), ("nvidia-h100-80gb-hbm3", "192132"))
+    ]
+    text = FORMATTERS["table"](make_comparison_document(compare_logs(logs[:1], logs[1:], True), 0.01, None))
+    assert "\nrates; B/A above 1" in text
+    for work, unit in (("products", "TFLOPS"), ("other", "TB/s")):
+        lines = [line for line in text.splitlines() if line.startswith(f"{work} ")]
+        assert lines and all(line.count(f" {unit} ") == 2 for line in lines)
 
 
 def test_rows_are_paired_by_shape_and_slowest_first():

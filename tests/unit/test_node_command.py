@@ -357,7 +357,7 @@ def test_the_place_of_a_rank_is_read_from_the_variables_of_its_launcher():
     ("arguments", "complaint"),
     [
         (["--formt", "json"], "did you mean --format"),
-        (["--from", "nowhere"], "nowhere does not exist: give a folder that 'mamf node' wrote; 'mamf show'"),
+        (["--from", "nowhere"], "nowhere does not exist: give a folder that 'mamf node' wrote; 'mamf report'"),
         (["--backend", "simulated", "--devices", "7"], "simulated has only 4 devices, and no device 7"),
         (
             ["--backend", "simulated", "--devices", "ranks"],

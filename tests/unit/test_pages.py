@@ -29,7 +29,7 @@ H200 = ROOT / "results" / "nvidia-h200"
 FIND = H200 / "find-bfloat16-burst-sustained-20261123-004333.jsonl"
 #: Logs of four kinds, each with a text that its page must contain.
 TEXTS_BY_LOG = {
-    FIND: "cards reach",
+    FIND: "comparable searches on",
     H200 / "attention-bfloat16-fwd-bwd-burst-20261122-165645.jsonl": "of the ceiling (MAMFU)",
     H200 / "bandwidth-roofline-float32-burst-sustained-20261122-000415.jsonl": "TB/s",
     H200 / "sweep-torch-mm-bfloat16-burst-20261122-181526.jsonl": "best burst, bfloat16",

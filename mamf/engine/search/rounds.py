@@ -33,8 +33,10 @@ def find_best_candidate_per_size_pair(rows: Iterable[Measurement]) -> list[Candi
     whose shapes differ only in K, or in the order of M and N, count as one pair, because such shapes have nearly equal
     rates.
     """
-    rows_by_pair = group_pairs((tuple(sorted((row.shape.m, row.shape.n))), row) for row in rows if row.ok)
-    fastest = [max(group, key=lambda row: row.best_rate) for group in rows_by_pair.values()]
+    fastest = [
+        max(group, key=lambda row: row.best_rate)
+        for group in group_pairs((tuple(sorted((row.shape.m, row.shape.n))), row) for row in rows if row.ok).values()
+    ]
     return [(row.shape, row.kernel) for row in sorted(fastest, key=lambda row: row.best_rate, reverse=True)]
 
 

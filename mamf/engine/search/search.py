@@ -115,8 +115,11 @@ def find_best(
             )
     if not (leaders := search.find_leaders(1)):
         raise ValueError("no shape of the grid could be measured: measure() must return TFLOPS above 0 for some shape")
-    tflops_by_shape = {shape: tflops for (shape, _), tflops in search.measured_tflops.items()}
-    return SearchResult(leaders[0][0], tflops_by_shape, search.is_exhausted)
+    return SearchResult(
+        leaders[0][0],
+        {shape: tflops for (shape, _), tflops in search.measured_tflops.items()},
+        search.is_exhausted,
+    )
 
 
 def list_shapes_to_predict(

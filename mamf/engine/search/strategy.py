@@ -179,8 +179,10 @@ class GridSearchStrategy(PlanStrategy):
         end_time = self._compute_phase_end(schedule.choose_end_share) if self.options.is_quick else self._deadline
         yield from self._measure_algorithms(regime, shapes, rule, self._ranked_kernels, end_time)
         rows_by_shape = group_pairs((row.shape, row) for row in self._algorithm_rows if row.ok and row.shape in shapes)
-        fastest = [max(rows, key=lambda row: row.best_rate) for rows in rows_by_shape.values()]
-        candidates += [(row.shape, row.kernel) for row in fastest]
+        candidates += [
+            (row.shape, row.kernel)
+            for row in (max(rows, key=lambda row: row.best_rate) for rows in rows_by_shape.values())
+        ]
         measured = [*self._scouted_rows, *self._algorithm_rows]
         candidates += list_default_kernel_candidates(candidates, measured, self._default_kernel_name)
         confirming = yield from self._confirmation.run_rounds(

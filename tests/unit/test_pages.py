@@ -74,6 +74,14 @@ def test_a_share_that_no_card_can_reach_is_not_in_large_type(ceiling_factor, is_
     assert any(note == "share of 848.3 TFLOPS" for note in fact_notes) == is_credible
 
 
+def test_a_ceiling_is_not_too_low_because_a_measurement_of_its_search_was_faster():
+    (path,) = (ROOT / "results" / "amd-epyc").glob("find-*.jsonl")
+    log = read_run_log(path)
+    ceiling = max(each.tflops for each in log.matmul_ceilings.values())
+    assert max(row.best_rate for row in log.measurements if row.ok) > 1.1 * ceiling
+    assert not any("so the ceiling is too low" in note for note in make_log_chart(log).notes)
+
+
 def yield_logs_of_every_kind():
     yield from TEXTS_BY_LOG.items()
     for pattern in ("model-bfloat16-burst", "matmul-explain", "collective", "grouped", "mamf-finder-v4", "batched"):

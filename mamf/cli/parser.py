@@ -318,11 +318,13 @@ def print_completions(make_parser: Callable[[Sequence[str]], argparse.ArgumentPa
 
     from mamf.dtypes import DTYPES
 
-    parser = make_parser(os.environ.get("COMP_LINE", "").split()[1:])
+    # Leave out the last word, which the user is still typing; it is empty after a space.
+    parser = make_parser(f"{os.environ.get('COMP_LINE', '')}|".split()[1:-1])
     names = {
         "--kernel": _list_entry_point_names("kernels"),
         "--backend": _list_entry_point_names("backends"),
         "--dtype": sorted(DTYPES),
+        "--operation": _list_entry_point_names("operations"),
     }
     subparsers = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     for command in itertools.chain.from_iterable(each.choices.values() for each in subparsers):

@@ -121,7 +121,9 @@ def add_operation_options(
         add_shared_options(group, "--shapes", help=f"shapes to measure, such as {operation.shape_example}")
         if presets := operation.list_presets():
             help = f"{operation.preset_parameter.help}; names: {', '.join([*presets, *other_presets])}"
-            group.add_argument(operation.preset_parameter.option_name, dest="preset", metavar="NAME", help=help)
+            group.add_argument(
+                operation.preset_parameter.option_name, dest="preset", metavar="NAME", help=help
+            ).completer = lambda **_: [*presets, *other_presets]  # type: ignore[attr-defined]
         for preset_parameter in operation.preset_parameters:
             _add_parameter_option(group, preset_parameter, "field")
         for action in group._group_actions:

@@ -468,7 +468,17 @@ def test_the_progress_of_a_verification_counts_wrong_results_in_place_of_the_bes
     assert "1 [00:00], 1 wrong  next problem" in sys.stderr.getvalue()
 
 
-@pytest.mark.parametrize(("typed", "completion"), [("mamf fi", "find "), ("mamf find --dtype bfl", "bfloat16 ")])
+@pytest.mark.parametrize(
+    ("typed", "completion"),
+    [
+        ("mamf fi", "find "),
+        ("mamf find --dtype bfl", "bfloat16 "),
+        ("mamf find --operation ban", "bandwidth "),
+        ("mamf attention --operation dec", "decode "),
+        ("mamf attention --preset llama-70b-d", "llama-70b-decode "),
+        ("mamf attention --preset fa3-p", "fa3-paper "),
+    ],
+)
 def test_a_shell_completes_commands_and_names(typed, completion, tmp_path):
     shell_variables = {"_ARGCOMPLETE": "1", "COMP_LINE": typed, "COMP_POINT": str(len(typed))}
     shell_variables["_ARGCOMPLETE_STDOUT_FILENAME"] = str(tmp_path / "words")

@@ -92,14 +92,14 @@ def add_options(parser: CommandParser) -> None:
 
 
 def _choose_operation(name: str | None, preset: str | None, logged: AnyOperation | None) -> AnyOperation:
-    """Return the operation called ``name``, attention or decode. If ``name`` is None, return the operation that has
+    """Return the operation called ``name``, attention or decode. If it is None or empty, return the operation that has
     ``preset``. If ``preset`` is None too, return attention, or ``logged``, the operation of the log to resume, if it is
     decode. Raises UnknownNameError for an unknown name or preset.
     """
     operations_by_name: dict[str, AnyOperation] = {
         operation.name: operation for operation in (AttentionOperation(), DecodeOperation())
     }
-    if name is None:
+    if not name:
         operation_names_by_preset = {
             preset_name: name
             for name, operation in operations_by_name.items()

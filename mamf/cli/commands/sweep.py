@@ -158,6 +158,12 @@ class _OneKernelSession(Session):
             backend,
         )
         print_line(
-            f"time: about {max(seconds, 1.0):.0f} s, estimated from {flops / 1e12:.3g} TFLOPS of a square matmul"
-            f"{'' if backend.is_accelerator else '; with the checks of the results, a CPU may take twice as long'}"
+            f"time: about {max(seconds, 1.0):.0f} s"
+            + (
+                f" for all rows (the budget ends the run after {plan.budget_seconds:.0f} s)"
+                if plan.budget_seconds and plan.budget_seconds < seconds
+                else ""
+            )
+            + f", estimated from {flops / 1e12:.3g} TFLOPS of a square matmul"
+            + ("" if backend.is_accelerator else "; with the checks of the results, a CPU may take twice as long")
         )

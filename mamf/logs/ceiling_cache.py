@@ -88,7 +88,9 @@ def _copy_to_cache(path: Path) -> Iterator[str]:
         else:
             reasons = (
                 "has an unknown interval",
-                f"comes from a run with a warning ({', '.join(low_rate_warnings)})",
+                "comes from a run with a warning ("
+                + ", ".join(dict.fromkeys(each.partition(":")[0].removeprefix("WARN ") for each in low_rate_warnings))
+                + ")",
                 "comes from an interrupted search",
                 "may be too low, like the stored one, and is lower",
                 "is older",

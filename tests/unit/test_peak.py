@@ -130,9 +130,7 @@ def test_a_find_that_was_short_or_next_to_other_work_replaces_no_other_find(cach
     ceiling_cache.cache_ceilings(later, messages.append)
     assert {path.read_bytes() for path in cache.iterdir()} == {quiet.read_bytes()}
     assert len(messages) == 2
-    assert all(
-        f"comes from a run with a warning (WARN {check}: 1 found), so mamf keeps" in message for message in messages
-    )
+    assert all(f"comes from a run with a warning ({check}), so mamf keeps" in message for message in messages)
 
 
 @pytest.mark.parametrize("is_interval_known", [True, False])

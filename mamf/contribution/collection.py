@@ -235,8 +235,10 @@ def read_submitters(root: Path) -> Submitters:
 
 def _read_submitter_lines(root: Path) -> list[tuple[str, str]]:
     """Return the path of a log and the account of its submitter from each line of submitters.txt."""
-    parts = (line.rpartition(" ") for line in _read_content_lines(root / SUBMITTERS_FILE))
-    return [(log_path, account) for log_path, _, account in parts]
+    return [
+        (log_path, account)
+        for log_path, _, account in (line.rpartition(" ") for line in _read_content_lines(root / SUBMITTERS_FILE))
+    ]
 
 
 def _read_content_lines(path: Path) -> list[str]:

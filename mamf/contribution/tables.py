@@ -48,11 +48,12 @@ from mamf.text import Markup, escape_markdown, escape_markdown_line
 _GENERATED_NOTE = "`mamf results table` writes this page from the logs; do not edit it."
 _MATRIX_INTRODUCTION = f"""# Results
 
-This page shows the highest matmul rate of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. The burst
-ceiling (MAMF) is the rate in short bursts, before the power controller reacts. The sustained ceiling (MSMF) is the rate
-at the power limit ([how mamf measures](../docs/measuring.md)). Each accelerator has a page with intervals, kernels,
-software, logs and other operations. All figures on this page are confirmed: a maintainer or two contributors measured
-them.
+This page shows the highest ceilings of each accelerator in TFLOPS (1e12 FLOP/s): **burst** / sustained. A ceiling is a
+matmul rate that `mamf find` confirmed. The burst ceiling (MAMF) is the rate in short bursts, before the power
+controller reacts. The sustained ceiling (MSMF) is the rate at the power limit ([how mamf
+measures](../docs/measuring.md)). If no search was contributed, the page shows the best row of a sweep. Each accelerator
+has a page with intervals, kernels, software, logs and other operations. A maintainer or two contributors measured all
+figures on this page.
 
 {_GENERATED_NOTE} [CONTRIBUTING.md](../CONTRIBUTING.md) says how to add an accelerator.
 """

@@ -163,19 +163,20 @@ def read_rank_logs(folder: Path) -> ProfilesByRank:
     return profiles_by_rank
 
 
-# Maximum number of characters to print of a kernel's or module's name, and the minimum in a narrow terminal. Names of
-# C++ template instances may have a thousand characters.
-_MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 70, 24
-_cut_off_name = itemgetter(slice(_MAX_NAME_LENGTH))
+# Maximum and minimum number of characters to print of a name. Names of C++ kernels may have a thousand characters.
+_MAX_NAME_LENGTH, _MIN_NAME_LENGTH = 100, 24
 # Times of at most this many seconds are rounding errors and count as 0.
 _MAX_ROUNDING_ERROR_SECONDS = 1e-12
-# If operations without a FLOP formula take more than this share of a class's time, the report says for how much of the
-# time mamf counted FLOP.
+# If mamf cannot count the FLOP of more than this share of a class's time, the report says for how much time it can.
 _MIN_REPORTED_UNCOUNTED_SHARE = 0.01
 #: A rank is a straggler if its step is longer than that of the fastest rank, and the difference is at least this share
 #: of its step. Time in which only communication runs does not count. On two H200, the step times of ranks with equal
 #: work differed by 1.3 to 2.9 % over three steps.
 _MIN_STRAGGLER_SHARE = 0.05
+
+
+def _shorten_name(name: str) -> str:
+    return name if len(name) <= _MAX_NAME_LENGTH else f"{name[: _MAX_NAME_LENGTH - 3]}..."
 
 
 def make_profile_document(script: str, profile: Profile, max_rows: int | None = 10) -> Document:
@@ -246,7 +247,7 @@ def _make_profile_columns(profile: Profile, row_kind: str = "class") -> list[Col
             row_kind,
             row_kind,
             lambda row: row.name,
-            _cut_off_name,
+            _shorten_name,
             is_left_aligned=True,
             min_characters=_MIN_NAME_LENGTH,
         ),
@@ -284,7 +285,7 @@ def _make_kernel_columns(profile: Profile) -> list[Column[KernelRow]]:
             "kernel",
             row_kind,
             lambda row: row.name,
-            _cut_off_name,
+            _shorten_name,
             is_left_aligned=True,
             min_characters=_MIN_NAME_LENGTH,
         ),

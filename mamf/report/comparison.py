@@ -285,7 +285,7 @@ def summarize_verdicts(comparison: Comparison, tolerance: float) -> list[str]:
 
 def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
     """Name the row with the largest slowdown. If no single row is slower, name the regimes whose rows are slower when
-    taken together. If there are none, say that there is no regression, or that nothing was decided.
+    taken together. If there are none, say that there is no regression, or that every row is undecided.
     """
     if regressions := comparison.find_regressions(tolerance):
         worst = regressions[0]
@@ -300,7 +300,11 @@ def describe_slower_rows(comparison: Comparison, tolerance: float) -> str:
         )
     undecided_count = sum(pair.decide_verdict(tolerance) == "UNDECIDED" for pair in comparison.pairs)
     if undecided_count == len(comparison.pairs):
-        return "nothing was decided, because every row is undecided: the remarks below the table say why"
+        return "every row is undecided: the remarks below the table say why" + (
+            f"; all rows together are faster in {faster_regimes}"
+            if (faster_regimes := ", ".join(each.regime for each in comparison.pooled_rows if each.interval.low > 1))
+            else ""
+        )
     undecided = f" was found, but {format_count(undecided_count, 'row')} stayed undecided" if undecided_count else ""
     return f"no regression beyond {format_as_percent(tolerance)}{undecided}"
 

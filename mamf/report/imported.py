@@ -239,7 +239,9 @@ def make_side_by_side_chart(runs: Sequence[ComparedRun]) -> Chart:
         axis = Axis(
             "FLOP", is_logarithmic=True, ticks=tuple((tick, format_with_decimal_prefix(tick)) for tick in ticks)
         )
-    title = "mamf-finder and mamf" if len(runs) > 1 else f"mamf-finder, {runs[0].statistic}"
+    title = f"mamf-finder{' and mamf' if any(run.regime for run in runs) else ''}" + (
+        f", {runs[0].statistic}" if len(runs) == 1 else ""
+    )
     if len(runs) == 1 and not is_m:
         headlines = {name: each for name, each in runs[0].headline_by_name.items() if each.shape in x_by_shape}
         lines += [Line(name, (Point(x_by_shape[each.shape], *[each.tflops] * 3),)) for name, each in headlines.items()]

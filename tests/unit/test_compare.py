@@ -184,7 +184,7 @@ def test_each_undecided_row_has_one_reason(tolerance):
 
 def test_a_comparison_without_decided_rows_says_so():
     noisy_log = make_log(make_row(spread=0.5))
-    assert "nothing was decided" in format_comparison(compare_logs(noisy_log, noisy_log))
+    assert "every row is undecided: the remarks" in format_comparison(compare_logs(noisy_log, noisy_log))
     assert "no regression" not in format_comparison(compare_logs(noisy_log, noisy_log))
 
 

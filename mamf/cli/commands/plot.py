@@ -96,7 +96,7 @@ def _make_picture(options: argparse.Namespace) -> Picture:
         _refuse_regime_and_direction(options, "a log of mamf-finder")
         return make_side_by_side_chart(
             [
-                make_compared_run(path.stem, run or read_log(path))
+                make_compared_run(path.name, run or read_log(path))
                 for path, run in zip(options.logs, finder_runs, strict=True)
             ]
         )

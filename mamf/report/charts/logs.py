@@ -154,7 +154,11 @@ def _choose_matmul_axis(rows: Sequence[Measurement]) -> tuple[Axis, Callable[[in
     shape = "x".join(name.upper() if name in varying else str(getattr(rows[0].shape, name)) for name in "mnk")
     is_cubic = all(row.shape.m == row.shape.n == row.shape.k for row in rows)
     if len(varying) > 1 and not is_cubic:
-        return Axis("rank, best first"), lambda rank, row: rank, f"{len({row.shape for row in rows})} shapes {shape}"
+        return (
+            Axis("rank in each regime, best first" if len({row.regime for row in rows}) > 1 else "rank, best first"),
+            lambda rank, row: rank,
+            f"{len({row.shape for row in rows})} shapes {shape}",
+        )
     name = varying[0] if varying else "m"
     sizes = sorted({getattr(row.shape, name) for row in rows})
     label = "M = N = K" if len(varying) > 1 else name.upper()

@@ -212,7 +212,7 @@ def describe_run_end(summary: Mapping[str, Any] | None, has_count: bool = True, 
     count, earlier_count = summary["measured"], summary.get("measured_before_resume")
     seconds, total = f"{summary['elapsed_seconds']:.1f} s", ""
     if earlier_count is not None:
-        seconds, total = f"{seconds} since the last --resume", f", {count} in total"
+        seconds, total = f"{seconds} since the run continued", f", {count} in total"
         count -= earlier_count
     measured = f"; {format_count(count, 'measurement')} in {seconds}{total}" if has_count else f" in {seconds}"
     return f"{end}{measured}{left}"

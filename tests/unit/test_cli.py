@@ -318,7 +318,7 @@ def test_a_run_that_its_budget_ended_can_be_resumed(sweep, tmp_path):
     assert "measurements left: continue with --resume" in out
     code, out, _ = sweep("--resume", "run.jsonl")
     assert code == 0
-    counts = re.search(r"complete; (\d+) measurements in [\d.]+ s since the last --resume, 31 in total", out)
+    counts = re.search(r"complete; (\d+) measurements in [\d.]+ s since the run continued, 31 in total", out)
     assert counts and 0 < int(counts[1]) < 31
     assert len(read_run_log(tmp_path / "run.jsonl").measurements) == 31
 

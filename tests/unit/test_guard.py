@@ -391,6 +391,14 @@ def test_a_baseline_whose_interval_is_unknown_is_refused_with_any_tolerance(guar
     assert (guard.folder / "baseline.jsonl").read_bytes() == before
 
 
+def test_a_baseline_of_a_cpu_that_other_work_used_is_refused(guard, monkeypatch):
+    before = (guard.folder / "baseline.jsonl").read_bytes()
+    monkeypatch.setattr("mamf.machine.environment.was_cpu_device_busy", lambda header: True)
+    code, _, err = guard("--update")
+    assert (code, "no baseline was written: other work used the CPU: repeat the command while" in err) == (1, True)
+    assert (guard.folder / "baseline.jsonl").read_bytes() == before
+
+
 def test_a_run_without_a_rate_does_not_replace_the_baseline(guard, monkeypatch):
     before = (guard.folder / "baseline.jsonl").read_bytes()
     monkeypatch.setattr(SimulatedAttention, "prepare", lambda *arguments, **keywords: 1 / 0)

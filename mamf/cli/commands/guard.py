@@ -278,15 +278,20 @@ class _GuardSession(Session):
 
     def _write_baseline(self, log: RunLog) -> None:
         from mamf.logs.judging import list_half_widths_and_rows
+        from mamf.machine.environment import was_cpu_device_busy
         from mamf.report.comparison import describe_compared_row, format_as_percent
         from mamf.report.document import format_count
 
         baseline, pairs = self.options.baseline, list_half_widths_and_rows(log)
-        if log.tier != "complete":
-            self._refuse_baseline(f"the run is not complete: continue it with --update --resume {log.path}")
-            return
-        if not pairs:
-            self._refuse_baseline("no row has a rate")
+        is_cpu_busy = was_cpu_device_busy(log.header)
+        if log.tier != "complete" or is_cpu_busy or not pairs:
+            self._refuse_baseline(
+                f"the run is not complete: continue it with --update --resume {log.path}"
+                if log.tier != "complete"
+                else "other work used the CPU: repeat the command while nothing else runs on the machine"
+                if is_cpu_busy
+                else "no row has a rate"
+            )
             return
         widest, row = pairs[0]
         noisy_count = sum(half_width > self.options.tolerance for half_width, _ in pairs)

@@ -333,7 +333,8 @@ def _draw_ranges(axes: Axes, chart: RangeChart) -> None:
         )
         for row in rows:
             y += 1
-            names[y] = textwrap.shorten(row.name, _MAX_NAME_CHARACTERS, placeholder="...")
+            # Names of logs differ at their ends.
+            names[y] = row.name if len(row.name) <= _MAX_NAME_CHARACTERS else f"{row.name[:14]}...{row.name[-17:]}"
             _draw_range_row(axes, row, y, chart, vars(styles[row.style_key]))
     axes.set_yticks(list(names), labels=list(names.values()))
     axes.set_ylim(y + 0.6, -0.6)

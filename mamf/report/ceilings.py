@@ -164,8 +164,8 @@ def describe_interval(ceiling: Ceiling, rows: Iterable[Measurement]) -> str:
     """Say from which measurements the interval of a ceiling follows, or why it is unknown."""
     if has_faster_visit(ceiling, rows):
         return (
-            "the interval is unknown: this shape was faster earlier in the run, so something probably slowed the "
-            "device later; run 'mamf find' again"
+            "the interval is unknown: one measurement of this shape was much faster than the ceiling, so something "
+            "probably slowed the device during the others; run 'mamf find' again"
         )
     if not ceiling.interval.is_known or ceiling.repeatability is None:
         return UNKNOWN_INTERVAL_REASON

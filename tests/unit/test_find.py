@@ -134,7 +134,7 @@ def test_a_ceiling_that_was_confirmed_on_a_busy_device_has_an_unknown_interval(
     header = {"device": {"name": "card", "compute_units": None}}
     assert (
         any(
-            "something probably slowed the device later" in line
+            "something probably slowed the device during the others" in line
             for line in describe_ceiling_accuracy(ceiling, rows, header)
         )
         != is_known

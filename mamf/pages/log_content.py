@@ -401,7 +401,7 @@ def _make_row_figure(row: Measurement, shares: ShareCalculator) -> HeadlineFigur
     ]
     title = make_group_title(row, shares.header)
     return HeadlineFigure(
-        f"best {row.operation}, {title}",
+        f"best {row.operation}, {title}{'' if is_median else f', {row.ranking_statistic} launch'}",
         row.work.unit,
         RangePoint(row.best_rate, low, high, f"at {row.shape} by {row.kernel}"),
         notes,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -155,9 +156,13 @@ def _make_comparison_page(sources: Sequence[LogContent], pages: Sequence[Page]) 
     if len(facts) > MAX_HEADLINE_FIGURES:
         facts = _choose_highest_facts(sources)
         intro_lines = [
-            "the highest rate or share of each kind, and other figures; "
-            + (f"the first {MAX_HEADLINE_FIGURES} of {len(facts)}; " if len(facts) > MAX_HEADLINE_FIGURES else "")
-            + "ceilings first:"
+            "the highest rate or share of each kind, one of each log first"
+            + (
+                f" ({MAX_HEADLINE_FIGURES} of {len(facts)} figures; the logs below have all of them)"
+                if len(facts) > MAX_HEADLINE_FIGURES
+                else ""
+            )
+            + ":"
         ]
     cards = [  # A CPU has no hash; machines of one CPU model can differ in their memory.
         device.get("uuid_hash") or (not device.get("is_accelerator", True) and device.get("memory_bytes"))
@@ -205,21 +210,26 @@ def _choose_highest_facts(sources: Sequence[LogContent]) -> list[Fact]:
     """Return the highest headline figure of each label, such as "burst ceiling, bfloat16". A note names its device and
     log.
 
-    Ceilings come first, then other rates, the most frequent label first. Headline figures that are not rates come last.
+    The first figure of each log comes first, then the second of each, and so on. Within these groups, ceilings come
+    first, then other rates, the most frequent label first. Headline figures that are not rates come last.
     """
     figures = [(figure, source) for source in sources for figure in source.headline_figures]
-    highest_by_label: dict[str, Fact] = {}
+    highest_by_label: dict[str, tuple[str, Fact]] = {}
     for figure, source in sorted(figures, key=lambda each: -each[0].point.value):
-        note = f"{source.title.partition(': ')[0]}, {source.name}"
-        highest_by_label.setdefault(
-            figure.label, replace(figure.headline_fact, notes=[*figure.headline_fact.notes, note])
-        )
+        notes = [*figure.headline_fact.notes, f"{source.title.partition(': ')[0]}, {source.name}"]
+        highest_by_label.setdefault(figure.label, (source.name, replace(figure.headline_fact, notes=notes)))
     counts = Counter(figure.label for figure, _ in figures)
     labels = sorted(highest_by_label, key=lambda label: ("ceiling, " not in label, -counts[label]))
-    return [
+    ranked = [
         *(highest_by_label[label] for label in labels),
-        *(replace(fact, notes=[*fact.notes, source.name]) for source in sources for fact in source.facts),
+        *(
+            (source.name, replace(fact, notes=[*fact.notes, source.name]))
+            for source in sources
+            for fact in source.facts
+        ),
     ]
+    places_by_log: dict[str, Iterator[int]] = defaultdict(itertools.count)
+    return [fact for _, fact in sorted(ranked, key=lambda each: next(places_by_log[each[0]]))]
 
 
 def _shorten_log_names(sources: Sequence[LogContent]) -> list[str]:

@@ -192,7 +192,7 @@ def describe_unconfirmed_regimes(
                 f"{format_rate(best.best_rate, best.work.unit)} @ {best.shape} ({best.kernel})"
             )
         elif regime not in ceilings and rows:
-            yield f"{regime}{dtype}: not measured, because the run ended first: --resume LOG continues it"
+            yield f"{regime}{dtype}: not measured yet; if the run has ended, --resume LOG continues it"
 
 
 def make_find_document(

@@ -191,8 +191,13 @@ def test_a_page_says_how_many_figures_it_does_not_show_at_the_top():
     page_of_two = make_report_page([eight_ceilings, FIND])
     assert (
         page_of_two.intro_lines[-1]
-        == "the highest rate or share of each kind, and other figures; the first 6 of 10; ceilings first:"
+        == "the highest rate or share of each kind, one of each log first (6 of 10 figures; the logs below have all of "
+        "them):"
     )
+    assert {note.rpartition(", ")[2] for fact in page_of_two.facts[:2] for note in fact.notes[-1:]} == {
+        eight_ceilings.name,
+        FIND.name,
+    }
     chart = page_of_two.sections[0].parts[0]
     assert "sustained ceiling, float32, triad" in [row.group for row in chart.rows]
     assert not any("figures" in line for line in make_report_page([FIND]).intro_lines)

@@ -40,10 +40,12 @@ def make_point(row: Measurement, x: float, factor: float = 1.0) -> Point:
     If several devices shared the run, the rate is scaled to the first device. The point has no interval if the interval
     of the rate is unknown.
     """
-    seconds = row.work_amount / row.comparable_rate / 1e12
-    interval = row.comparable_interval
-    has_interval = row.ranking_statistic == row.statistic and interval.is_known
-    min_seconds, max_seconds = (interval.low, interval.high) if has_interval else (seconds, seconds)
+    seconds, interval = row.work_amount / row.comparable_rate / 1e12, row.comparable_interval
+    min_seconds, max_seconds = (
+        (interval.low, interval.high)
+        if row.ranking_statistic == row.statistic and interval.is_known
+        else (seconds, seconds)
+    )
     scaled_amount = factor * row.work_amount / 1e12
     return Point(x, scaled_amount / seconds, scaled_amount / max_seconds, scaled_amount / min_seconds)
 

@@ -115,6 +115,8 @@ def find(
 
     mamf measures the fastest shape again to confirm its rate. It also stores the ceiling, so that ``mamf.peak`` can
     return it later. ``on_row``: a function that mamf calls with each row. ``search`` describes the other keywords.
+    If you give several regimes, the result is the ceiling of the last one; the attribute ``ceilings`` of ``search`` has
+    all.
 
     Raises DeviceError if no ceiling is confirmed within ``budget_seconds``, and the errors of ``search``.
 

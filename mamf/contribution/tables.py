@@ -59,7 +59,8 @@ figures on this page.
 """
 _TABLE_LEGEND = """\
 `by`: a `find` confirms its figure with fresh samples. A `sweep` selects its best row by the samples that
-it reports, so it counts only if there is no find. `all`: number of logs and their range; cards of one model differ.
+it reports, so it counts only if there is no find. `all`: number of logs and their range. Cards of one model differ, and
+some searches did not try the best kernel.
 Dense peaks are from datasheets; [peaks.csv](../../mamf/peaks.csv) has their sources.
 """
 _UNCONFIRMED_TITLE = "Unconfirmed: not ranked until a second contributor confirms it"

@@ -189,7 +189,8 @@ _WORD_EXPLANATIONS = (
     "burst: the rate of a rested card in short bursts (MAMF). sustained: the rate at the power limit, as in training "
     "(MSMF). classic: the rate in the loop of mamf-finder.",
     "% of peak: share of the datasheet's dense peak. interval: 95 % of repeated measurements are inside it. cards: "
-    "number of cards of the model that were measured. over cards: range from the slowest to the fastest card.",
+    "number of cards of the model that were measured. over cards: range of the best rates of these cards. It can be "
+    "wide if some cards were measured without the best kernel.",
     "tier complete: a maintainer or two contributors measured it, and every result was checked.",
     "tier unconfirmed: one contributor measured it.",
     "tier interrupted: the run ended early and may have missed the best shape.",

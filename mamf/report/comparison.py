@@ -110,8 +110,8 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
         unit: choose_rate_unit(group) for unit, group in group_pairs((each.a.unit, each) for each in pairs).items()
     }
 
-    def format_side(row: ComparedRow) -> str:
-        unit, factor = units[row.unit]
+    def format_side(pair: RowPair, row: ComparedRow) -> str:
+        unit, factor = units[pair.a.unit]
         return format_four_digits((row.rate or 0.0) * factor) + (f" {unit}" if len(units) > 1 else "")
 
     return [
@@ -126,8 +126,8 @@ def make_pair_columns(comparison: Comparison, tolerance: float) -> list[Column[R
             for name in find_varying_fields(pairs)
         ),
         Column("", "shape", format_shapes, is_left_aligned=True),
-        Column("", "A", lambda pair: format_side(pair.a), drop_priority=2),
-        Column("", "B", lambda pair: format_side(pair.b), drop_priority=2),
+        Column("", "A", lambda pair: format_side(pair, pair.a), drop_priority=2),
+        Column("", "B", lambda pair: format_side(pair, pair.b), drop_priority=2),
         Column("", "B/A", lambda pair: pair.ratio, "{:.4f}".format),
         Column(
             "",

@@ -54,7 +54,7 @@ def run_with_options(options: argparse.Namespace) -> int:
         content = make_report_page(paths, partial(show_progress, desc="reading", unit="log"))
         if options.output.exists() and not options.overwrite:
             raise make_file_exists_error(options.output)
-        if len(content.sections) > 20:
+        if len(content.sections) > 20:  # a pipe shows no progress bar
             print_line(f"drawing {len(content.sections)} sections, which can take minutes", sys.stderr)
         page = render_page(content, partial(show_progress, desc="drawing", unit="section"))
     (write_file_atomically if options.overwrite else create_file_atomically)(options.output, page)

@@ -283,8 +283,11 @@ def _write_and_print_profile(options: argparse.Namespace, program_name: str, pro
             warn(f"another program created {options.output} meanwhile: the profile is in {path}")
     if not get_rank():
         print_document(options, make_profile_document(options.title or program_name, profile, options.top))
-        if options.ranks == "all":
-            print_line(f"to show all ranks, run 'mamf show {options.output.parent}'", choose_note_stream(options))
+        if options.output:
+            print_line(
+                f"to show all ranks, run 'mamf show {path.parent}'" if options.ranks == "all" else f"log: {path}",
+                choose_note_stream(options),
+            )
         get_report_stream().flush()
 
 

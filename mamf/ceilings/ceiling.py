@@ -450,7 +450,7 @@ def compute_card_drift(row: Measurement, ceilings: Ceilings) -> float | None:
     )
 
 
-def require_known_interval(ceiling: Ceiling, alternative: str = "leave it out") -> None:
+def require_known_interval(ceiling: Ceiling, alternative: str = "leave out --ceiling") -> None:
     """Raise IncomparableError if the interval of a ceiling is unknown. ``alternative``: what the user can do instead of
     measuring the ceiling again.
     """

@@ -87,7 +87,9 @@ def read_given_ceilings(
     for name, regime in needed_keys if options.ceiling else ():
         if find_rate(ceilings_by_key, name, regime) is None:
             if noisy_ceiling := find_rate(noisy_ceilings_by_key, name, regime):
-                alternative = "give --no-ceiling instead of --ceiling" if "no_ceiling" in options else "leave it out"
+                alternative = (
+                    "give --no-ceiling instead of --ceiling" if "no_ceiling" in options else "leave out --ceiling"
+                )
                 require_known_interval(noisy_ceiling, alternative)
             raise UsageError(
                 f"--ceiling {' '.join(map(str, options.ceiling))} has no {name} {regime} ceiling: add a log of 'mamf "

@@ -88,7 +88,7 @@ def run_with_options(options: argparse.Namespace) -> int:
                     str(error)
                     .replace("measure it again with 'mamf find'", "run 'mamf autoprofile' again")
                     .replace(", or give --no-ceiling instead of --ceiling", "")
-                    .replace(", or leave it out", "")
+                    .replace(", or leave out --ceiling", "")
                 )
                 warn(skip_reasons[name])
                 # A missing chart does not change the exit code, because the summary is useful without the chart.

@@ -6,18 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mamf.ceilings.ceiling import (
-    MAX_COMPARABLE_DRIFT_SHARE,
-    MAX_SHARE_OF_CEILING,
-    compute_mamfu,
-    has_card_drifted,
-)
+from mamf.ceilings.ceiling import MAX_COMPARABLE_DRIFT_SHARE, has_card_drifted
 from mamf.errors import UsageError, require_known_names
 from mamf.kinds.kind import FindKind, RunKind, SweepKind
 from mamf.logs.run_log import RunLog
 from mamf.operations.unknown import get_operation
 from mamf.plans import ROOFLINE, SWEEP, VERIFY, Plan
-from mamf.report.shares import LOW_CEILING_TEXT, format_drift
+from mamf.report.shares import LOW_CEILING_TEXT, ShareCalculator, format_drift
 
 if TYPE_CHECKING:
     from mamf.report.charts.picture import Picture
@@ -69,16 +64,14 @@ def make_log_chart(
         raise UsageError(
             f"{log.path} is the log of {make_run_title(log.plan)}, whose chart has no direction: leave out --direction"
         )
-    chart, ceilings = kind.make_chart(log, regime, directions), log.matmul_ceilings
-    rows = [row for row in log.measurements if not row.phase and not row.is_reference]  # without searches
+    chart, shares = kind.make_chart(log, regime, directions), ShareCalculator(log.header, log.matmul_ceilings)
+    # The measurements of a search for a ceiling say nothing about the shares of this ceiling.
+    rows = [row for row in log.measurements if not row.phase and not row.is_reference]
     is_true_by_note = {
         f"{format_drift()} in some rows: do not compare their rates with others": any(
-            has_card_drifted(row, ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in rows
+            has_card_drifted(row, shares.measured_ceilings, MAX_COMPARABLE_DRIFT_SHARE) for row in rows
         ),
-        LOW_CEILING_TEXT: any(
-            (compute_mamfu(row, ceilings) or 0.0) > MAX_SHARE_OF_CEILING and "product_dtypes" not in row.details
-            for row in rows
-        ),
+        LOW_CEILING_TEXT: any(LOW_CEILING_TEXT in shares.yield_share_remarks(row) for row in rows),
         "the run was interrupted: measurements are missing": log.tier == "interrupted",
     }
     return replace(chart, notes=(*chart.notes, *(note for note, is_true in is_true_by_note.items() if is_true)))
